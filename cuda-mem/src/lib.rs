@@ -1,7 +1,7 @@
 //! GPU memory with ownership: stream-ordered CUDA memory pools for Rust.
 //!
-//! The driver is found and opened at run time. Building needs no CUDA toolkit, and a machine
-//! without a GPU gets a typed error and never a panic.
+//! The driver is found and opened at run time. Building needs no CUDA toolkit; on a machine without a GPU, loading
+//! returns a typed error and never panics.
 //!
 //! ```
 //! use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -30,17 +30,17 @@
 //!
 //! # Order
 //!
-//! Work goes to streams, and memory comes and goes in a stream's order. A [`DeviceBuffer`] knows its
-//! stream; using it on another one goes through [`DeviceBuffer::on`], which orders the two.
+//! Work is submitted to streams, and memory is allocated and freed in stream order. A [`DeviceBuffer`] knows its
+//! stream; to use it on another stream, call [`DeviceBuffer::on`], which orders the two.
 //!
 //! # Cost
 //!
-//! Allocating and dropping a buffer is two driver calls. It takes no memory of the heap and does not
-//! change the current context.
+//! Allocating and dropping a buffer takes two driver calls. It uses no heap memory and does not change the current
+//! context.
 //!
 //! # Where things are
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! |---|---|
 //! | [`driver`] | the driver, devices and their capabilities, locations, pointers |
 //! | [`stream`] | contexts, streams, events |
@@ -48,19 +48,18 @@
 //! | [`arena`] | the sub-allocator |
 //! | [`mapped`] | virtual, pinned, registered and managed memory |
 //! | [`interop`] | graphs, other processes, GPUDirect |
-//! | [`placement`] | where memory should be; which devices are visible; NVML |
+//! | [`placement`] | where memory should be; visible devices; NVML |
 //! | [`cpu_mapping`] | device memory that the processor reads and writes |
-//! | [`kernel`] | code on devices |
-//! | [`ledger`] | who holds what |
-//! | [`base`] | errors, and failures of destructors |
+//! | [`kernel`] | device code |
+//! | [`ledger`] | live objects, with their size and origin |
+//! | [`base`] | errors, including those of destructors |
 //!
-//! The names of the first example and their neighbours are at the root, too.
+//! The names in the first example, and related ones, are also available at the root.
 //!
 //! # Errors
 //!
-//! Every failure is an [`Error`] with a [kind](ErrorKind), the driver's function and its own code.
-//! Destructors never panic; what fails in them is counted and told to a
-//! [hook](base::on_drop_failure).
+//! Every failure is an [`Error`] with a [kind](ErrorKind), the driver function that failed and the driver's result
+//! code. Destructors never panic; their failures are counted and passed to a [hook](base::on_drop_failure).
 
 pub mod arena;
 pub mod base;
@@ -85,7 +84,7 @@ pub use memory::{
 };
 pub use stream::{Context, Event, Stream};
 
-/// The code of the book's page, so that it is compiled and run.
+/// Compiles and runs the code on the book's page.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/getting-started.md")]
 struct GettingStarted;

@@ -21,7 +21,7 @@ use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
 /// What an arena may hold, unless told otherwise, over what the program had at most.
 const SLACK: f64 = 1.05;
 
-/// Describes an arena; [`build`](Self::build) makes it. From [`Arena::builder`].
+/// Configures an arena; [`build`](Self::build) creates it. From [`Arena::builder`].
 ///
 /// ```
 /// use cuda_mem::{Arena, Driver, ReusePolicy};
@@ -66,28 +66,27 @@ impl ArenaBuilder {
         }
     }
 
-    /// When memory that was freed on one stream may go to another; whenever possible, unless told otherwise.
+    /// When memory that was freed on one stream may be reused by another. The default is whenever possible.
     ///
-    /// With [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC) it goes when the host happens to see
-    /// that it is done there, with
-    /// [`ALLOW_INTERNAL_DEPENDENCIES`](ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES) the stream may be made to
-    /// wait for that rather than that the arena grows. With neither every stream keeps what it has while it
-    /// lives. An arena does not see which events the program waits for,
-    /// so [`FOLLOW_EVENT_DEPENDENCIES`](ReusePolicy::FOLLOW_EVENT_DEPENDENCIES) changes nothing.
+    /// With [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC) it is reused once the host sees that the first
+    /// stream is done with it. With [`ALLOW_INTERNAL_DEPENDENCIES`](ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES) the
+    /// second stream may be made to wait for that instead of growing the arena. With neither, every stream keeps its
+    /// memory while it lives. An arena does not see which events the program waits for, so
+    /// [`FOLLOW_EVENT_DEPENDENCIES`](ReusePolicy::FOLLOW_EVENT_DEPENDENCIES) changes nothing.
     pub fn reuse(mut self, policy: ReusePolicy) -> Self {
         self.reuse = policy;
         self
     }
 
-    /// The most bytes that the arena may hold. Allocating beyond is
+    /// The maximum bytes that the arena may hold. Allocating beyond that returns
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max = bytes;
         self
     }
 
-    /// The most that the arena may hold, as a share of all memory of the device, where that is less than
-    /// [`max_bytes`](Self::max_bytes): 0.5 is half of it.
+    /// The maximum that the arena may hold, as a share of the device's total memory, if that is less than
+    /// [`max_bytes`](Self::max_bytes): 0.5 is half.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};
@@ -105,9 +104,9 @@ impl ArenaBuilder {
         self
     }
 
-    /// Bytes that the arena takes with its first allocation, if the device has them; a few MiB, unless told otherwise.
-    /// Up to there no stream is queried or made to wait: with enough for what each stream has alive, an arena of many
-    /// streams makes no driver calls at all. They are one piece, which goes back when no block is left in it.
+    /// Bytes that the arena takes with its first allocation, if the device has them. The default is a few MiB. Up to
+    /// there no stream is queried or made to wait: if they cover the live memory of every stream, an arena of many
+    /// streams makes no driver calls at all. They are one piece, which is released when no block is left in it.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};
@@ -126,11 +125,11 @@ impl ArenaBuilder {
         self
     }
 
-    /// How many times the most that the program had the arena may hold before it moves memory; 1.05, unless told
-    /// otherwise. Beyond that physical memory that is free and done is mapped where a large request needs it, and only
-    /// what is missing is made anew. A move takes two driver calls or none, and disturbs no running work.
+    /// How many times the program's own peak the arena may hold before it moves memory. The default is 1.05. Beyond
+    /// that, free and completed physical memory is mapped where a large request needs it, and only the missing part is
+    /// newly created. A move takes two driver calls or none, and disturbs no running work.
     ///
-    /// With 1.0 the arena holds least, with [`f64::INFINITY`] no memory moves. Nothing moves where the
+    /// With 1.0 the arena holds the least memory, with [`f64::INFINITY`] no memory moves. Nothing moves where the
     /// [`reuse`](Self::reuse) policy forbids queries, nor where the arena takes blocks of another resource.
     ///
     /// ```
@@ -153,23 +152,23 @@ impl ArenaBuilder {
         self
     }
 
-    /// How much memory the arena keeps when streams, events or contexts are synchronised; everything, unless told
-    /// otherwise. See [`Arena::set_release_threshold`].
+    /// How much memory the arena keeps when streams, events or contexts are synchronised; by default everything. See
+    /// [`Arena::set_release_threshold`].
     pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
         self.threshold = threshold;
         self
     }
 
-    /// Whether the arena has a thread of its own; it has none, unless told otherwise.
+    /// Whether the arena has a thread of its own. The default is no.
     ///
     /// When a large request found no free memory in one place, the thread makes another such place as the program frees
-    /// memory, so that the next request need not move memory or grow. What is beyond the
-    /// [release threshold](Self::release_threshold) goes back on that thread too, soon after a wait and not within it.
+    /// memory, so that the next request need not move memory or grow. Memory beyond the [release
+    /// threshold](Self::release_threshold) is also released on that thread, soon after a wait and not during it.
     ///
-    /// The thread keeps no arena: it ends with the last handle. It sleeps while there is nothing to do, is absent in a
-    /// fork, and makes no driver call once the process exits. It does no harm to captures of this crate, nor to others'
-    /// captures of streams that do not use the arena; a stream that another library begins to capture while the thread
-    /// asks how far it is may lose that capture. What it does counts in the
+    /// The thread does not keep the arena alive: it ends with the last handle. It sleeps while there is nothing to do,
+    /// is absent in a fork, and makes no driver call once the process exits. It does not invalidate captures of this
+    /// crate, nor other libraries' captures of streams that do not use the arena. If another library begins to capture
+    /// a stream while the thread queries it, that capture may be invalidated. Its work is included in the
     /// [statistics](Arena::stats). It does nothing where memory cannot move; see [`slack`](Self::slack).
     ///
     /// ```
@@ -194,21 +193,21 @@ impl ArenaBuilder {
     }
 
     /// What to do where the device has no virtual memory management: take blocks of the device's [default
-    /// resource](Device::default_resource), as if told nothing, or refuse.
+    /// resource](Device::default_resource), which is the default, or refuse.
     pub fn fallback(mut self, fallback: Fallback) -> Self {
         self.fallback = fallback;
         self
     }
 
-    /// Makes the arena. It takes no memory before the first allocation, and creates no context.
+    /// Creates the arena. Takes no memory before the first allocation, and creates no context.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and
-    /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// if those are of another driver, the slack is below 1.0, or the share not above 0.0;
-    /// [`Other`](crate::ErrorKind::Other) if the arena is to have a [thread](Self::background_thread) and the system has
-    /// none; else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and the
+    /// fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue) if
+    /// those are of another driver, the slack is below 1.0, or the share not above 0.0;
+    /// [`Other`](crate::ErrorKind::Other) if the arena is to have a [thread](Self::background_thread) and the system
+    /// has none; otherwise any driver error.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     #[track_caller]
     pub fn build(self) -> Result<Arena> {

@@ -23,15 +23,15 @@ use crate::stream::context::Context;
 const LEAST_TAKEN: u64 = GRANULE;
 const MOST_TAKEN: u64 = 32 << 20;
 
-/// Memory of an arena for graphs, from [`Arena::capture_pool`]: what [`Capture::alloc_from`] records has its addresses here.
-/// No node allocates or frees it, so a launch takes nothing from the device, and the addresses stay as long as the pool or
-/// any of its graphs does.
+/// Memory of an arena for graphs, from [`Arena::capture_pool`]: [`Capture::alloc_from`] allocates here. No graph node
+/// allocates or frees this memory, so a launch takes nothing from the device, and the addresses stay valid as long as
+/// the pool or any of its graphs lives.
 ///
-/// Graphs of one pool use the same memory one after the other: what a capture frees the same capture and all later ones use
-/// again. So their launches wait for each other, whatever their streams, and what a graph is to keep over launches of others
-/// is in memory of its own ([`Capture::alloc_alone_from`]). Graphs that are to run at the same time take a pool each.
+/// Graphs of one pool share the same memory: memory freed by a capture is reused by that capture and all later ones.
+/// Their launches therefore wait for each other on any streams, and data that a graph must keep across launches of
+/// others needs memory of its own ([`Capture::alloc_alone_from`]). Graphs that run at the same time need a pool each.
 ///
-/// A handle that can be cloned; all methods may be called from any thread.
+/// A cloneable handle; all methods may be called from any thread.
 ///
 /// ```
 /// use cuda_mem::{Arena, Driver};
@@ -91,12 +91,13 @@ impl State {
 }
 
 impl Arena {
-    /// A pool of memory for graphs. It takes memory of the arena as captures ask for it, and gives it back when the last
-    /// handle and the last graph are gone.
+    /// A pool of memory for graphs. It takes memory of the arena as captures request it, and frees it when the last
+    /// handle and the last graph are dropped.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the arena's memory is no device's; else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the arena's memory is not device memory; otherwise any error
+    /// that the driver reports.
     pub fn capture_pool(&self) -> Result<CapturePool> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let device = self.0.device.ok_or_else(|| {
@@ -120,7 +121,7 @@ impl CapturePool {
         self.0.state().held()
     }
 
-    /// Bytes that captures have and graphs keep, each block rounded up to 256.
+    /// Bytes in use by captures and graphs, each block rounded up to 256.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         let state = self.0.state();
@@ -234,9 +235,9 @@ impl AnyBuffer for CapturePool {
 }
 
 impl Capture {
-    /// Memory of a pool for the graph that is recorded, of `len` elements. Their content is arbitrary. Nothing is recorded
-    /// for it. Dropped, it is free for what this capture and later ones of the pool allocate next; so other graphs of the
-    /// pool write there when they are launched.
+    /// Memory of a pool for the graph that is recorded, of `len` elements. Contents are unspecified. Nothing is
+    /// recorded for the allocation. Once dropped, the memory is free for later allocations of this capture and of later
+    /// captures of the pool, so other graphs of the pool may write to it when launched.
     ///
     /// The pool may take memory of its arena, as any allocation does. Does not synchronise.
     ///
@@ -249,8 +250,8 @@ impl Capture {
         self.take_from(pool, len, false)
     }
 
-    /// As [`alloc_from`](Self::alloc_from), in memory that no other graph uses while this one is there: for what is to be
-    /// read, or there from the last launch, after others of the pool were launched.
+    /// As [`alloc_from`](Self::alloc_from), in memory that no other graph uses while this one exists: for data that
+    /// must survive launches of other graphs of the pool, to be read afterwards or used by the next launch.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! A sub-allocator: large pieces of memory, and parts of them without a driver call.
 //!
-//! An [`Arena`] is a [memory resource](crate::MemoryResource). Take one where threads allocate often, or where the device has
-//! no pools. [`ArenaBuilder`] sets how it grows, reuses and gives memory back, [`ArenaStats`] says what it holds, an
-//! [`ArenaPin`] keeps memory in place that others know the address of, and a [`CapturePool`] serves captured streams.
-//! [`SleepContents`] is for arenas that give all physical memory back and keep their addresses.
+//! An [`Arena`] is a [memory resource](crate::MemoryResource). Take one where threads allocate often, or where the
+//! device has no pools. [`ArenaBuilder`] sets how it grows, reuses and releases memory, [`ArenaStats`] reports what it
+//! holds, an [`ArenaPin`] keeps memory in place whose address others hold, and a [`CapturePool`] serves captured
+//! streams. [`SleepContents`] is for arenas that release all physical memory and keep their addresses.
 
 // Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks are cut,
 // so that threads with streams of their own never meet; threads that share a stream have small caches in front of it
@@ -104,24 +104,24 @@ const PAGE_UNITS: u64 = PAGE / UNIT;
 const GRANULE: u64 = 2 << 20;
 const GRANULE_UNITS: u64 = GRANULE / UNIT;
 
-/// A resource that cuts up large pieces of memory itself. An allocation and its free are a few
-/// nanoseconds of bookkeeping and no driver call, from as many threads and streams as there are.
+/// A resource that sub-allocates large pieces of memory itself. An allocation and its free take a few nanoseconds of
+/// bookkeeping and no driver call, from any number of threads and streams.
 ///
-/// Memory freed on a stream is reused there at once. When a stream has none left, memory that was
-/// freed on others is taken over, in whole pages of 256 KiB: if the host sees that it is done there, or, as
-/// the [`ReusePolicy`] allows, by making the stream wait. Only then the arena grows. It keeps what it has
-/// until it is [trimmed](MemoryResource::trim_to) or its last handle goes, and gives it back by itself before
-/// it says that memory is out.
+/// Memory freed on a stream is reused there at once. When a stream has none left, it takes over memory that was freed
+/// on other streams, in whole pages of 256 KiB: memory that the host knows to be done or, if the [`ReusePolicy`]
+/// allows, by making the stream wait. Only then does the arena grow. It keeps its memory until it is
+/// [trimmed](MemoryResource::trim_to) or its last handle is dropped, and releases free memory before it reports out of
+/// memory.
 ///
-/// Where the device has virtual memory management (CUDA 10.2), the arena maps pages behind addresses of
-/// its own, so that it grows without gaps; elsewhere, and over a resource of your choice
-/// ([`over`](Self::over)), it cuts up blocks of that.
+/// Where the device has virtual memory management (CUDA 10.2), the arena maps pages into its own address ranges, so
+/// that it grows without gaps. Elsewhere, and over a resource of your choice ([`over`](Self::over)), it sub-allocates
+/// blocks of that resource.
 ///
-/// In graphs and between processes: memory of an arena can be neither allocated nor freed on a stream that is being captured.
-/// A graph may use it while it is allocated, and captures allocate from a [`capture_pool`](Self::capture_pool). Parts of
-/// an arena cannot be exported; for that there are pools.
+/// In graphs and between processes: memory of an arena can be neither allocated nor freed on a stream that is being
+/// captured. A graph may use it while it is allocated, and captures allocate from a
+/// [`capture_pool`](Self::capture_pool). Parts of an arena cannot be exported; use pools for that.
 ///
-/// A handle that can be cloned; all methods may be called from any thread.
+/// A cloneable handle; all methods may be called from any thread.
 ///
 /// ```
 /// use cuda_mem::{Arena, Driver, Resource};
@@ -319,9 +319,9 @@ impl Arena {
         ArenaBuilder::new(*device)
     }
 
-    /// An arena that cuts up blocks of another resource, such as pinned or managed memory. The resource must
-    /// live as long, and is given its blocks back when the arena is trimmed or ends. While the arena has any
-    /// of them, it keeps the context of the stream that the first was for.
+    /// An arena that sub-allocates blocks of another resource, such as pinned or managed memory. The resource must live
+    /// as long as the arena, and gets its blocks back when the arena is trimmed or dropped. While the arena has any of
+    /// them, it keeps the context of the stream of the first allocation.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};
@@ -347,11 +347,11 @@ impl Arena {
         ReleaseThreshold::from_bytes(self.0.threshold.load(Ordering::Relaxed))
     }
 
-    /// Sets how much memory the arena keeps. What is beyond and done goes back to the device at the next
-    /// synchronisation of a stream, an event or a context through this crate, not now; see
+    /// Sets how much memory the arena keeps. Completed free memory beyond that is released to the device at the next
+    /// synchronisation of a stream, an event or a context through this crate, not immediately; see
     /// [`trim_to`](MemoryResource::trim_to). A pool's threshold works [the same](crate::Pool::set_release_threshold).
     ///
-    /// Memory goes back in whole pieces, as the arena grew, so a block that is in use keeps its piece.
+    /// Memory is released in whole pieces, as the arena grew, so a block in use keeps its whole piece.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, ReleaseThreshold, Resource};
@@ -374,7 +374,7 @@ impl Arena {
         }
     }
 
-    /// Two handles are of one arena.
+    /// Whether two handles refer to the same arena.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,4 +1,4 @@
-//! Memory that stays where it is, because others hold its address.
+//! Memory that stays in place because others hold its address.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,7 +72,7 @@ impl Pins {
     }
 }
 
-/// Keeps memory of an arena where it is. From [`Arena::pin`].
+/// Keeps memory of an arena in place. From [`Arena::pin`].
 #[must_use = "the memory is kept until this is dropped"]
 pub struct ArenaPin {
     inner: Arc<Inner>,
@@ -115,14 +115,15 @@ impl fmt::Debug for ArenaPin {
 
 impl Arena {
     /// Keeps the physical memory at these addresses where it is until the pin is dropped, whether blocks of it are
-    /// allocated or free: it neither moves nor goes back to the device. The pin keeps the arena too.
+    /// allocated or free: it is neither moved nor released to the device. The pin also keeps the arena alive.
     ///
-    /// It is for those who hold addresses and of whom the arena does not know: a library that has registered the memory
-    /// with a network card, another process, a graph. Blocks in it are allocated and freed as before.
+    /// Use it for address holders that are unknown to the arena: a library that has registered the memory with a
+    /// network card, another process, a graph. Blocks in it are allocated and freed as before.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, and where the arena has no memory.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, and for addresses where the arena has no
+    /// memory.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, MemoryResource, Resource};
@@ -176,8 +177,9 @@ impl Arena {
         })
     }
 
-    /// The addresses of the piece of physical memory, or of the upstream's block, that this address is in: the most around
-    /// it that can be registered as one, and that moves and goes back as one. `None` where the arena has no memory.
+    /// The addresses of the piece of physical memory, or of the upstream's block, that this address is in: the largest
+    /// range around it that can be registered as one, and that is moved and released as one. `None` where the arena has
+    /// no memory.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};

@@ -1,4 +1,4 @@
-//! Arenas that give their physical memory back for a while and keep its addresses.
+//! Arenas that temporarily release their physical memory and keep its addresses.
 
 use super::trim::Search;
 use super::{Arena, Inner};
@@ -10,7 +10,7 @@ use crate::stream::Stream;
 pub enum SleepContents {
     /// They are copied to the host, and back when it wakes.
     Keep,
-    /// They are lost: the memory is as if newly allocated when it wakes.
+    /// They are lost: on waking, the memory is as if newly allocated.
     Discard,
 }
 
@@ -19,19 +19,19 @@ impl Arena {
     /// a program that lends its device to another one for a while, as inference servers do between models. Returns how
     /// many bytes went back.
     ///
-    /// What is free goes as by [`trim_to(0)`](crate::MemoryResource::trim_to). Of the rest, the contents are kept on the
-    /// host or lost. Blocks may be freed meanwhile. What is allocated meanwhile may be new memory, which is there, or at
-    /// addresses that sleep.
+    /// Free memory is released as by [`trim_to(0)`](crate::MemoryResource::trim_to). The contents of the rest are kept
+    /// on the host or lost. Blocks may be freed while the arena sleeps. Memory allocated meanwhile may be new and
+    /// usable, or at sleeping addresses.
     ///
-    /// Waits for all work of the device's primary context. With [`SleepContents::Keep`] it takes as much memory of the
-    /// host, and copies.
+    /// Waits for all work of the device's primary context. With [`SleepContents::Keep`] it allocates the same amount of
+    /// host memory and copies the contents.
     ///
     /// # Errors
     ///
     /// [`InUse`](crate::ErrorKind::InUse) while memory is [pinned](Self::pin);
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for an arena that takes blocks of another resource;
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no room for the contents. Nothing sleeps after
-    /// these. Else as the driver answers; what sleeps then wakes as usual.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no room for the contents. After these errors
+    /// nothing sleeps. Otherwise any driver error; sleeping memory then wakes as usual.
     ///
     /// # Safety
     ///
@@ -72,13 +72,14 @@ impl Arena {
         slept
     }
 
-    /// Takes memory again for all addresses that [sleep](Self::sleep), with the contents that were kept. Nothing happens
-    /// to an arena that is awake. Waits until the contents are there.
+    /// Takes memory again for all [sleeping](Self::sleep) addresses, with the kept contents. Does nothing if the arena
+    /// is awake. Waits until the contents are restored.
     ///
     /// # Errors
     ///
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device, or [`max_bytes`](super::ArenaBuilder::max_bytes),
-    /// has no room for all. Else as the driver answers. What is not awake then sleeps on, and this may be called again.
+    /// has too little memory for all. Otherwise any driver error. The remaining addresses stay asleep,
+    /// and this may be called again.
     #[doc(alias("cuMemCreate", "cuMemMap", "cuMemcpyHtoDAsync"))]
     pub fn wake(&self) -> Result<()> {
         let inner = &*self.0;

@@ -1,4 +1,4 @@
-//! What an arena says of itself.
+//! Statistics of an arena.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::memory::resource::Resource;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ArenaBacking {
-    /// Pages that it maps behind addresses of its own.
+    /// Pages that it maps into its own address ranges.
     VirtualMemory,
     /// Blocks of another resource.
     Upstream(Resource),
@@ -29,8 +29,8 @@ impl fmt::Display for ArenaBacking {
     }
 }
 
-/// The numbers of an arena; bytes where nothing else is said. Reading them takes no lock and disturbs nobody,
-/// so they are not one moment's picture while other threads are at work.
+/// Statistics of an arena, in bytes unless stated otherwise. Reading them takes no lock and slows no other thread, so
+/// they are not a consistent snapshot while other threads are active.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArenaStats {
@@ -46,7 +46,7 @@ pub struct ArenaStats {
     pub hits: u64,
     /// Requests that other free memory of the stream answered.
     pub fits: u64,
-    /// How often what all streams have to spare was looked through for a request: the misses.
+    /// Misses: how often a request searched the spare memory of all streams.
     pub refills: u64,
     /// Bytes of addresses whose memory [sleeps](super::Arena::sleep).
     pub asleep: u64,
@@ -72,7 +72,7 @@ pub struct ArenaStats {
     pub prepared: u64,
     /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
     pub driver_calls: u64,
-    /// Streams that it has memory for, or had.
+    /// Streams that it has or had memory for.
     pub streams: u64,
 }
 
@@ -103,7 +103,7 @@ impl fmt::Display for ArenaStats {
     }
 }
 
-/// How the free memory of an arena lies. From [`Arena::free_space`].
+/// The layout of an arena's free memory. From [`Arena::free_space`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FreeSpace {
@@ -194,18 +194,18 @@ impl Inner {
 }
 
 impl Arena {
-    /// The numbers of this arena. Asks no driver and takes no lock.
+    /// The statistics of this arena. Makes no driver call and takes no lock.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         self.0.stats()
     }
 
-    /// Lets the peak begin again at what is held now.
+    /// Resets the peak to the bytes held now.
     pub fn reset_peak(&self) {
         self.0.backing.reserved().reset_peak();
     }
 
-    /// How the free memory lies. Stops each stream's users for a moment while it looks.
+    /// The layout of the free memory. Briefly blocks the users of each stream in turn.
     #[must_use]
     pub fn free_space(&self) -> FreeSpace {
         let mut space = FreeSpace::default();

@@ -1,11 +1,11 @@
-//! A barrier of two halves: one that costs nothing where it is passed often, and one that makes up for it
-//! where it is passed seldom.
+//! An asymmetric barrier: the light half costs nothing and is passed often; the heavy half makes up for it and is
+//! passed seldom.
 //!
-//! A store followed by a load may be seen by others in the other order, unless both are kept apart by a
-//! barrier, and that costs as much as a locked instruction. Linux can make all processors that run this
-//! process pass one (`membarrier`), so the side that is passed often need only keep the compiler from
-//! changing the order. Where the system cannot, [`is_there`] says so, and nobody may rely on it; the two halves
-//! of [`pair`] then are full barriers.
+//! A store followed by a load may appear to other threads in the opposite order, unless a barrier separates the two,
+//! and a barrier costs as much as a locked instruction. Linux can make all processors that run this process pass one
+//! (`membarrier`), so the frequent side only has to stop the compiler from reordering. Where the system cannot do
+//! this, [`is_there`] says so, and the halves must not be relied on; the two halves of [`pair`] are then full
+//! barriers.
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod system {
@@ -46,15 +46,15 @@ mod system {
             if membarrier(MembarrierCommand::PrivateExpedited).is_ok() {
                 return;
             }
-            // It can fail for a moment if the system is out of memory.
+            // This can fail temporarily if the system is out of memory.
             std::thread::yield_now();
         }
-        // It was forbidden since. No processor keeps a store to itself for so long.
+        // It has been forbidden since. No processor delays a store for this long.
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
-/// What the two halves mean to a checker of the memory model: a full barrier each.
+/// Under a memory-model checker, each of the two halves is a full barrier.
 #[cfg(miri)]
 mod model {
     use std::sync::atomic::{Ordering, fence};
@@ -90,7 +90,7 @@ pub(crate) use model::{heavy, is_there, light};
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) use system::{heavy, is_there, light};
 
-/// The same two halves wherever the program runs: where the system has no such thing, each is a full barrier.
+/// The same two halves on every system: where there is no asymmetric barrier, each half is a full barrier.
 pub(crate) mod pair {
     use std::sync::atomic::{Ordering, fence};
 

@@ -1,7 +1,7 @@
-//! Errors: what was asked, what was there, what to do, and the driver's own code.
+//! Errors: what was requested, what was available, what to do, and the driver's result code.
 //!
-//! This file never calls the driver: names and meanings come from a generated table, so an error
-//! can be printed at any time, also while the driver is shutting down.
+//! This file never calls the driver: names and meanings come from a generated table, so an error can be printed at any
+//! time, even while the driver is shutting down.
 
 mod cause;
 mod failed;
@@ -54,7 +54,7 @@ impl Error {
         })
     }
 
-    /// Adds what was asked for; the text is only made when there is an error to carry it.
+    /// Adds what was requested; the text is built only if there is an error.
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
         if let Cause::Driver { asked, .. }
@@ -69,7 +69,7 @@ impl Error {
         self
     }
 
-    /// Turns the driver's out-of-memory answer into one with numbers; other errors stay.
+    /// Turns the driver's out-of-memory error into one with numbers; other errors are unchanged.
     #[must_use]
     pub(crate) fn with_memory(self, report: impl FnOnce() -> OutOfMemory) -> Self {
         if self.kind() != ErrorKind::OutOfMemory {
@@ -89,10 +89,9 @@ impl Error {
         }
     }
 
-    /// An error of a resource that is not this crate's, such as one that a program writes.
+    /// An error from a resource outside this crate, such as one that a program implements.
     ///
-    /// For [`OutOfMemory`](ErrorKind::OutOfMemory) the numbers can be added with
-    /// [`with_asked`](Self::with_asked).
+    /// For [`OutOfMemory`](ErrorKind::OutOfMemory), add the numbers with [`with_asked`](Self::with_asked).
     ///
     /// ```
     /// use cuda_mem::{Error, ErrorKind};
@@ -114,7 +113,7 @@ impl Error {
         })
     }
 
-    /// A request that a limit can never serve.
+    /// A request that exceeds a limit and can never succeed.
     pub(crate) fn over_limit(text: String, bytes: u64) -> Self {
         let error = Self::from(Cause::OutOfMemory {
             refusal: Refusal::TooLarge(text),
@@ -124,8 +123,7 @@ impl Error {
         error.with_asked(bytes)
     }
 
-    /// Notes how many bytes were asked for, if the error is one of memory that ran out; others stay as
-    /// they are.
+    /// Adds the number of requested bytes to an out-of-memory error; other errors are unchanged.
     #[must_use]
     pub fn with_asked(mut self, bytes: u64) -> Self {
         if let Cause::OutOfMemory { memory, .. } = &mut *self.0 {
@@ -134,7 +132,7 @@ impl Error {
         self
     }
 
-    /// Adds to the numbers of an out-of-memory answer, which may have none yet.
+    /// Adds to the numbers of an out-of-memory error, which may have none yet.
     #[must_use]
     pub(crate) fn and_memory(self, change: impl FnOnce(&mut OutOfMemory)) -> Self {
         let mut error = self.with_memory(OutOfMemory::default);
@@ -172,7 +170,7 @@ impl Error {
         Self::from(Cause::System { what, error })
     }
 
-    /// Adds what the compiler of PTX said, if it said anything.
+    /// Adds the output of the PTX compiler, if there is any.
     #[must_use]
     pub(crate) fn with_jit_log(self, log: String) -> Self {
         match *self.0 {
@@ -190,7 +188,7 @@ impl Error {
         }
     }
 
-    /// Adds what the driver's log says about the call, if the compiler of PTX said nothing.
+    /// Adds what the driver's log says about the call, if the PTX compiler said nothing.
     #[must_use]
     pub(crate) fn with_driver_log(self, log: String) -> Self {
         match *self.0 {
@@ -208,7 +206,7 @@ impl Error {
         }
     }
 
-    /// Says what to do if the driver has no such device; other errors stay.
+    /// Adds advice if the driver has no such device; other errors are unchanged.
     #[must_use]
     pub(crate) fn no_device(self, hint: impl FnOnce() -> String) -> Self {
         match *self.0 {
@@ -226,7 +224,7 @@ impl Error {
         }
     }
 
-    /// Says what a code means where it means more than its name.
+    /// Adds the meaning of a code where its name does not say enough.
     #[must_use]
     pub(crate) fn meaning(self, when: CUresult, kind: ErrorKind, meaning: &'static str) -> Self {
         match *self.0 {
@@ -262,13 +260,12 @@ impl Error {
         })
     }
 
-    /// Whether the call that answered this is known to have changed nothing: the driver was not called,
-    /// or refused. Any other code may report an earlier fault of asynchronous work, and the call may have
-    /// been carried out all the same.
+    /// Whether the failed call is known to have changed nothing: the driver was not called, or it refused. Any other
+    /// code may report an earlier fault of asynchronous work, and the call may have been carried out anyway.
     ///
-    /// Of errors made by [`new`](Self::new) the kind decides: those that refuse (`InvalidValue`,
-    /// `InvalidContext`, `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `AlreadyRegistered` and
-    /// the like) had no effect.
+    /// For errors made by [`new`](Self::new), the kind decides: refusals (`InvalidValue`, `InvalidContext`,
+    /// `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `AlreadyRegistered` and similar kinds) had no
+    /// effect.
     #[must_use]
     pub fn had_no_effect(&self) -> bool {
         let is_refusal = matches!(
@@ -287,7 +284,7 @@ impl Error {
         is_refusal || self.code().is_none() && !matches!(*self.0, Cause::Told { .. })
     }
 
-    /// Whether a driver that answers so cannot do what was asked at all; other refusals may pass.
+    /// Whether this error means that the driver cannot do the operation at all; other refusals may be temporary.
     pub(crate) fn is_inability(&self) -> bool {
         matches!(
             self.kind(),
@@ -295,7 +292,7 @@ impl Error {
         )
     }
 
-    /// Whether memory of a device, or of a resource, ran out, and not that of the program.
+    /// Whether memory of a device or a resource ran out, rather than the program's own memory.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         self.kind() == ErrorKind::OutOfMemory && !matches!(*self.0, Cause::HostMemory { .. })
     }
@@ -305,7 +302,7 @@ impl Error {
         Self::from(Cause::Forked)
     }
 
-    /// What kind of failure it was.
+    /// The kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
@@ -351,7 +348,7 @@ impl Error {
         }
     }
 
-    /// The function, of the driver, of NVML, of gdrcopy's library or of the system, that failed or is missing.
+    /// The function that failed or is missing: of the driver, of NVML, of gdrcopy's library or of the system.
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
@@ -370,7 +367,7 @@ impl Error {
         }
     }
 
-    /// What the compiler of PTX wrote about the code, if it did.
+    /// The PTX compiler's log for the code, if there is one.
     #[doc(alias = "CU_JIT_ERROR_LOG_BUFFER")]
     #[must_use]
     pub fn jit_log(&self) -> Option<&str> {
@@ -380,8 +377,8 @@ impl Error {
         }
     }
 
-    /// What the driver's own log says about the call, for code that could not be loaded or launched. Drivers have a
-    /// log since CUDA 12.9.
+    /// What the driver's log says about the call, for code that could not be loaded or launched. Drivers have a log
+    /// since CUDA 12.9.
     #[doc(alias = "cuLogsDumpToMemory")]
     #[must_use]
     pub fn driver_log(&self) -> Option<&str> {
@@ -400,7 +397,7 @@ impl Error {
         }
     }
 
-    /// The first CUDA version that has what was asked for, if the driver is too old for it.
+    /// The first CUDA version that supports the request, if the driver is too old for it.
     #[must_use]
     pub fn needs_version(&self) -> Option<CudaVersion> {
         match &*self.0 {
@@ -411,8 +408,8 @@ impl Error {
     }
 }
 
-/// Whether a call took effect, or has to be taken for it, because its error may be about earlier work. Doing
-/// it again could then hit what is somebody else's by now.
+/// Whether a call took effect, or must be assumed to have, because its error may report earlier work. Repeating the
+/// call could then affect an object that belongs to another owner by now.
 #[inline]
 pub(crate) fn took_effect(answer: &Result<()>) -> bool {
     !answer.as_ref().is_err_and(Error::had_no_effect)
@@ -448,8 +445,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// The message, as [`Display`](fmt::Display) prints it: it is what a `main` that returns an error shows.
-/// `{:#?}` prints the structure.
+/// The message, as printed by [`Display`](fmt::Display), so that a `main` that returns an error shows it. `{:#?}`
+/// prints the structure.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() {
@@ -459,5 +456,5 @@ impl fmt::Debug for Error {
     }
 }
 
-// No source: the message has the words of what is below it, and printers of chains would repeat them.
+// No source: the message contains the text of the underlying error, and printers of chains would repeat it.
 impl std::error::Error for Error {}

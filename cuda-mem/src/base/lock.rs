@@ -1,10 +1,10 @@
-//! Locks for state of the process, which are never taken in a fork.
+//! Locks for process-wide state, which are never taken in a fork.
 //!
 //! A fork has only the thread that called `fork`. If another thread of the parent held a lock at that moment, no
-//! thread of the child releases it, and what it guards may be half changed. So these locks ask
-//! [`report::is_forked`] first, and refuse there.
+//! thread of the child can release it, and the state it guards may be half changed. So these locks check
+//! [`report::is_forked`] first, and fail in a fork.
 //!
-//! A panic of a thread that holds one does not poison it.
+//! A panic of a thread that holds a lock does not poison it.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
@@ -41,14 +41,15 @@ impl<T> Lock<T> {
         Some(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The value, without the lock: the caller has it alone. In a fork too, where it is as the parent left it.
+    /// The value, without locking: the caller has exclusive access. Works in a fork too, where the value is as the
+    /// parent left it.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A lock of several readers or one writer.
+/// A reader-writer lock.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLock<T>(RwLock<T>);
 
@@ -75,7 +76,8 @@ impl<T> SharedLock<T> {
         Ok(self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes the lock for writing if it is free. Does not wait. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    /// Takes the lock for writing if it is free, without waiting. [`Forked`](crate::base::error::ErrorKind::Forked) in
+    /// a fork.
     pub(crate) fn try_write(&self) -> Result<Option<RwLockWriteGuard<'_, T>>> {
         if report::is_forked() {
             return Err(Error::forked());
@@ -88,7 +90,7 @@ impl<T> SharedLock<T> {
     }
 }
 
-/// A spin lock, for what takes a few instructions: its release is a plain store.
+/// A spin lock, for critical sections of a few instructions: its release is a plain store.
 #[derive(Debug, Default)]
 pub(crate) struct SpinLock<T>(spin::Mutex<T>);
 
@@ -100,7 +102,7 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// A lock that costs the thread which takes it most no locked instruction.
+/// A lock that needs no locked instruction on the thread that takes it most.
 #[derive(Debug)]
 pub(crate) struct UsualThreadLock<T>(BiasedLock<T>);
 
@@ -118,7 +120,7 @@ impl<T> UsualThreadLock<T> {
     }
 }
 
-/// A value that is made once. Others wait for the thread that makes it, so it is a lock too.
+/// A value that is created once. Other threads wait for the thread that creates it, so it is a lock too.
 #[derive(Debug)]
 pub(crate) struct LockedOnce<T>(OnceCell<T>);
 
@@ -127,7 +129,7 @@ impl<T> LockedOnce<T> {
         Self(OnceCell::new())
     }
 
-    /// The value, from `make` if there is none yet. An error of `make` is not kept.
+    /// The value, created by `make` if there is none yet. An error of `make` is not kept.
     /// [`Forked`](crate::base::error::ErrorKind::Forked) in a fork, even if there is a value: it is the parent's.
     pub(crate) fn get_or_try_init(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
         if report::is_forked() {
@@ -142,8 +144,8 @@ mod tests {
     use super::*;
     use crate::base::error::ErrorKind;
 
-    /// The process has other threads, but only this one holds the locks when it forks, so a child that waited for
-    /// them would wait forever; the alarm ends it then.
+    /// The process has other threads, but only this one holds the locks when it forks, so a child that waited for them
+    /// would wait forever; the alarm then ends it.
     #[test]
     fn a_fork_is_refused_though_its_parent_holds_the_locks() {
         report::watch_forks();

@@ -1,8 +1,8 @@
-//! Errors, and what becomes of failures in destructors.
+//! Errors, and the handling of failures in destructors.
 //!
-//! Every call that can fail returns a [`Result`]. An [`Error`] has a [kind](ErrorKind), the driver function that was called,
-//! and the driver's own code. Out of memory comes with the [numbers](OutOfMemory) at that moment and with what was tried.
-//! A method that consumes its object and fails gives the object back in [`Failed`].
+//! Every fallible call returns a [`Result`]. An [`Error`] has a [kind](ErrorKind), the driver function that was
+//! called, and the driver's result code. Out-of-memory errors include the [numbers](OutOfMemory) at that moment and
+//! the remedies that were tried. A method that consumes its object and fails returns the object in [`Failed`].
 //!
 //! Destructors cannot return errors and never panic: their failures are [counted](drop_counts) and passed to a
 //! [hook](on_drop_failure).

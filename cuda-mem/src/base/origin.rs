@@ -1,5 +1,5 @@
-//! The place in the program that an allocation is for. Calls through a trait object lose their caller, so
-//! the functions that programs call note it for what they call.
+//! The place in the program that an allocation is attributed to. Calls through a trait object lose their caller, so
+//! public functions record it for the functions they call.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -8,18 +8,18 @@ thread_local! {
     static ORIGIN: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// Puts back what was noted before.
+/// Restores the place that was recorded before.
 #[derive(Debug)]
 pub(crate) struct Noted(Option<&'static Location<'static>>);
 
-/// Notes the caller of the function that calls this.
+/// Records the caller of the function that calls this.
 #[inline]
 #[track_caller]
 pub(crate) fn note() -> Noted {
     Noted(ORIGIN.replace(Some(Location::caller())))
 }
 
-/// As [`note`], unless something is noted already.
+/// As [`note`], unless a place is already recorded.
 #[inline]
 #[track_caller]
 pub(crate) fn note_if_none() -> Noted {
@@ -28,7 +28,7 @@ pub(crate) fn note_if_none() -> Noted {
     Noted(before)
 }
 
-/// The place that was noted, or else the caller of the function that calls this.
+/// The recorded place, or else the caller of the function that calls this.
 #[inline]
 #[track_caller]
 pub(crate) fn current() -> &'static Location<'static> {

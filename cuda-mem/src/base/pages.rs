@@ -2,10 +2,10 @@
 
 use cuda_driver_sys::CUdeviceptr;
 
-/// What every host has, in bytes.
+/// The smallest page size of any host, in bytes.
 const SMALLEST_HOST_PAGE: u64 = 4096;
 
-/// The bytes of a page of the host.
+/// The page size of the host, in bytes.
 #[cfg(unix)]
 pub(crate) fn host_page() -> u64 {
     // SAFETY: asks for a number.
@@ -15,13 +15,13 @@ pub(crate) fn host_page() -> u64 {
         .max(SMALLEST_HOST_PAGE)
 }
 
-/// The bytes of a page of the host.
+/// The page size of the host, in bytes.
 #[cfg(not(unix))]
 pub(crate) fn host_page() -> u64 {
     SMALLEST_HOST_PAGE
 }
 
-/// The whole pages around a range: where they begin, and their bytes; `None` beyond the last address.
+/// The whole pages around a range: their start and size in bytes; `None` past the last address.
 pub(crate) fn around(
     (address, bytes): (CUdeviceptr, usize),
     page: u64,

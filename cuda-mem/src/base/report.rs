@@ -1,7 +1,7 @@
-//! Where failures of `Drop` go, and what happened to drops that came too late.
+//! Where failures of `Drop` are reported, and what happens to drops that come too late.
 //!
-//! A destructor cannot return an error, must not panic, and must not park the error for an
-//! unrelated call. So it counts, and calls a hook that the program may set.
+//! A destructor cannot return an error, must not panic, and must not save the error for an unrelated call. So it
+//! counts the failure, and calls a hook that the program may set.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::error::{Error, ErrorKind};
 
-/// Something that could not be released in a destructor.
+/// An object that a destructor failed to release.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DropFailure<'a> {
@@ -19,19 +19,19 @@ pub struct DropFailure<'a> {
     pub error: &'a Error,
 }
 
-/// How many drops did not do what they should, since the process started.
+/// Counts of drops that did not do what they should, since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DropCounts {
-    /// The driver refused to release something; the hook was told.
+    /// The driver refused a release; the hook was called.
     pub failures: u64,
-    /// The driver, or the object's context, was gone already: nothing was left to release.
+    /// The driver, or the object's context, no longer existed: there was nothing left to release.
     pub too_late: u64,
     /// The process is a fork, where the parent's objects must not be touched.
     pub after_fork: u64,
-    /// What waits now until it can be released: pools and arenas whose memory is in use, and what was dropped during a
-    /// capture. It goes at later synchronisations; [`Context::synchronize`](crate::Context::synchronize) lets all go
-    /// that the context had.
+    /// Releases that are pending now: pools and arenas whose memory is in use, and objects dropped during a capture.
+    /// They are retried at later synchronisations; [`Context::synchronize`](crate::Context::synchronize) releases
+    /// everything pending in the context.
     pub waiting: u64,
 }
 
@@ -41,14 +41,14 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 static TOO_LATE: AtomicU64 = AtomicU64::new(0);
 static AFTER_FORK: AtomicU64 = AtomicU64::new(0);
-/// Kept by the list of what waits, and here so that everything is counted in one place.
+/// Maintained by the queue of deferred releases; here so that all counters are in one place.
 pub(crate) static WAITING: AtomicU64 = AtomicU64::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 static NVML_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Calls `hook` whenever a destructor fails, in place of any earlier hook.
+/// Calls `hook` whenever a destructor fails, instead of any earlier hook.
 ///
-/// It runs inside `Drop`, on whatever thread that is. If it panics, the panic is swallowed.
+/// The hook runs inside `Drop`, on any thread. If it panics, the panic is swallowed.
 ///
 /// ```
 /// cuda_mem::base::on_drop_failure(|failure| {
@@ -61,7 +61,7 @@ pub fn on_drop_failure(hook: impl Fn(&DropFailure<'_>) + Send + Sync + 'static) 
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .replace(Arc::new(hook));
-    // Not under the lock: what the old hook owns may fail to drop, and come back here.
+    // Not under the lock: what the old hook owns may fail to drop, and call back into this file.
     drop(before);
 }
 
@@ -76,7 +76,7 @@ pub fn drop_counts() -> DropCounts {
     }
 }
 
-/// Runs what a destructor does, unless this process is a fork, and files the outcome.
+/// Runs a destructor's release, unless this process is a fork, and records the outcome.
 #[inline]
 pub(crate) fn release(object: &'static str, release: impl FnOnce() -> Result<(), Error>) {
     if is_forked() {
@@ -106,19 +106,19 @@ pub(crate) fn failed(object: &'static str, error: &Error) {
     }
 }
 
-/// Counts a drop that found nothing left to release.
+/// Counts a drop that had nothing left to release.
 #[cold]
 pub(crate) fn too_late() {
     TOO_LATE.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether this process came out of `fork` after the driver was initialised.
+/// Whether this process was forked after the driver was initialised.
 #[inline]
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Arranges for [`is_forked`] to become true in children of this process.
+/// Makes [`is_forked`] become true in children of this process.
 ///
 /// The handler costs the hot path one relaxed load, where comparing process ids would cost a
 /// system call.
@@ -141,8 +141,8 @@ pub(crate) fn watch_forks() {
 #[cfg(not(unix))]
 pub(crate) fn watch_forks() {}
 
-/// Whether this process came out of `fork` after NVML was initialised. Apart from the driver's mark: a
-/// program may look for its GPU, fork, and start the driver in its children.
+/// Whether this process was forked after NVML was initialised. Separate from the driver's mark: a program may look for
+/// its GPU, fork, and start the driver in its children.
 pub(crate) fn is_nvml_forked() -> bool {
     NVML_FORKED.load(Ordering::Relaxed)
 }

@@ -1,8 +1,7 @@
-//! What is known of live addresses: a hash table that costs a few nanoseconds, because everything that
-//! is allocated goes through it.
+//! Data about live addresses: a hash table that costs a few nanoseconds, because every allocation goes through it.
 //!
-//! Open addressing with linear probing, at most half full; removing moves later entries up, so that no
-//! marks are left. Addresses are spread by a multiplication.
+//! Open addressing with linear probing, at most half full; removal moves later entries up, so there are no tombstones.
+//! A multiplication spreads the addresses.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +39,7 @@ impl<V> Table<V> {
         (spread(address) >> 20) as usize & (self.places.len() - 1)
     }
 
-    /// The place of the address, or the empty one where it would go.
+    /// The slot of the address, or the empty slot where it would go.
     #[inline]
     fn find(&self, address: u64) -> usize {
         let mask = self.places.len() - 1;
@@ -53,7 +52,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// Notes a value, in place of an earlier one.
+    /// Inserts a value, replacing an earlier one.
     #[inline]
     pub(crate) fn insert(&mut self, address: u64, value: V) {
         if (self.len + 1) * 2 > self.places.len() {
@@ -76,7 +75,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// Takes a value out.
+    /// Removes a value.
     #[inline]
     pub(crate) fn remove(&mut self, address: u64) -> Option<V> {
         if self.len == 0 {
@@ -135,8 +134,8 @@ impl<V> Shards<V> {
         }
     }
 
-    /// As [`insert`](Self::insert), if `still` says so under the lock. What comes too late for a
-    /// [`clear`](Self::clear) can be kept out by it.
+    /// As [`insert`](Self::insert), if `still` returns true under the lock. This can keep out values that come too
+    /// late for a [`clear`](Self::clear).
     pub(crate) fn insert_if(&self, address: u64, value: V, still: impl FnOnce() -> bool) {
         if let Some(mut table) = self.shard(address).lock_unless_forked()
             && still()
@@ -145,7 +144,7 @@ impl<V> Shards<V> {
         }
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn clear(&self) {
         for shard in &self.0 {
             let taken = shard.0.lock_unless_forked();
@@ -160,7 +159,7 @@ impl<V> Shards<V> {
         self.shard(address).lock_unless_forked()?.remove(address)
     }
 
-    /// How many there are. Not one moment's picture while other threads are at work.
+    /// The number of entries. Not a consistent snapshot while other threads are running.
     pub(crate) fn len(&self) -> usize {
         let tables = self
             .0
@@ -169,7 +168,7 @@ impl<V> Shards<V> {
         tables.map(|table| table.len).sum()
     }
 
-    /// Looks at all, shard by shard.
+    /// Visits all entries, shard by shard.
     pub(crate) fn for_each(&self, mut look: impl FnMut(u64, &V)) {
         for table in self
             .0

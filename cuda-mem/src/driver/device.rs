@@ -1,4 +1,4 @@
-//! Devices, and what they can do. Nothing here creates a context.
+//! Devices and their capabilities. Nothing here creates a context.
 
 mod identity;
 
@@ -13,7 +13,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 
-/// One GPU. A cheap handle; making or asking it creates no context on the GPU.
+/// One GPU. A cheap handle; neither making nor querying it creates a context on the GPU.
 ///
 /// ```
 /// # cuda_sim::use_if_no_driver();
@@ -35,11 +35,11 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none. The text quotes what `CUDA_VISIBLE_DEVICES` was
-    /// when the driver was initialised.
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none. The text quotes the value of
+    /// `CUDA_VISIBLE_DEVICES` at the time the driver was initialised.
     #[doc(alias = "cuDeviceGet")]
     pub fn device(&self, ordinal: usize) -> Result<Device> {
-        // An ordinal beyond the driver's int is a device that is not there.
+        // An ordinal beyond the driver's int names a device that does not exist.
         let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
         // SAFETY: the driver is initialised.
         let raw = unsafe { raw::device::get(self.table(), asked) }
@@ -65,7 +65,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     pub fn devices(&self) -> Result<Vec<Device>> {
         (0..self.device_count()?)
             .map(|ordinal| self.device(ordinal))
@@ -81,7 +81,7 @@ impl Device {
         self.driver
     }
 
-    /// The number of this device among the visible ones.
+    /// The ordinal of this device among the visible ones.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
@@ -97,30 +97,30 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
         // SAFETY: the handle came from this driver.
         unsafe { raw::device::name(self.driver.table(), self.raw) }
     }
 
-    /// The identity of the GPU, the same in every process and for NVML. With MIG, that of the
-    /// MIG device from CUDA 11.4 on.
+    /// The identity of the GPU, the same in every process and in NVML. With MIG, the identity of the MIG device, from
+    /// CUDA 11.4 on.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))]
     pub fn uuid(&self) -> Result<Uuid> {
         // SAFETY: the handle came from this driver.
         unsafe { raw::device::uuid(self.driver.table(), self.raw) }.map(Uuid)
     }
 
-    /// Bytes of memory on the device, used or not.
+    /// Total memory of the device in bytes, used or not.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceTotalMem")]
     pub fn total_memory(&self) -> Result<u64> {
         // SAFETY: the handle came from this driver.
@@ -128,11 +128,11 @@ impl Device {
         Ok(bytes as u64)
     }
 
-    /// The driver's own number for an attribute; `None` if this driver does not know it.
+    /// The driver's value for an attribute; `None` if this driver does not know it.
     ///
     /// # Errors
     ///
-    /// Anything but the INVALID_VALUE by which a driver says that an attribute is too new for it.
+    /// Any driver error except the INVALID_VALUE with which a driver reports that an attribute is too new for it.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<Option<i32>> {
         match self.query(attribute) {
@@ -142,7 +142,7 @@ impl Device {
         }
     }
 
-    /// Whether a yes-or-no attribute is yes; a driver that does not know it says no.
+    /// Whether a boolean attribute is true; false if the driver does not know it.
     pub(crate) fn has_attribute(&self, attribute: CUdevice_attribute) -> Result<bool> {
         Ok(self.attribute(attribute)?.unwrap_or(0) != 0)
     }
@@ -152,8 +152,8 @@ impl Device {
         unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) }
     }
 
-    /// An attribute that drivers know since `since`; `None` if this one is older. From that version
-    /// on, a driver that does not know it is an error and not an answer.
+    /// An attribute that drivers know since `since`; `None` if this one is older. From that version on, a driver that
+    /// does not know it is an error.
     pub(crate) fn query_since(
         &self,
         attribute: CUdevice_attribute,
@@ -169,11 +169,11 @@ impl Device {
         }
     }
 
-    /// What this device can do. About a dozen attribute queries; keep the answer.
+    /// The capabilities of this device. About a dozen attribute queries; keep the result.
     ///
     /// # Errors
     ///
-    /// As the driver answers. An attribute that the driver is too old for is a `No`, not an error.
+    /// Any driver error. An attribute that is too new for the driver is reported as a `No`, not as an error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -219,11 +219,11 @@ impl Device {
         })
     }
 
-    /// Whether memory pools exist here; they need CUDA 11.2 and a device that has them.
+    /// Whether memory pools are supported here; they need CUDA 11.2 and a device that supports them.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED")]
     pub fn supports_memory_pools(&self) -> Result<Support> {
         self.support(
@@ -259,12 +259,12 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Whether something can be done, and if not, why.
+/// Whether something is supported, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It can.
+    /// It is supported.
     Yes,
-    /// It cannot, for this reason.
+    /// It is not supported, for this reason.
     No(Reason),
 }
 
@@ -272,16 +272,16 @@ pub enum Support {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The driver does not know it.
+    /// The driver is too old to know it.
     DriverTooOld {
-        /// The first CUDA version that does.
+        /// The first CUDA version that knows it.
         since: CudaVersion,
         /// The driver's version.
         found: CudaVersion,
     },
-    /// The driver knows it, and says that this device has it not.
+    /// The driver knows it, and reports that this device does not support it.
     Device,
-    /// Only trying tells, and the driver refused with this code.
+    /// Only an attempt shows whether it is supported, and the driver refused with this code.
     Refused(CUresult),
 }
 
@@ -314,7 +314,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What a device can do. From [`Device::capabilities`].
+/// The capabilities of a device. From [`Device::capabilities`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -324,35 +324,35 @@ pub struct Capabilities {
     pub multiprocessors: u32,
     /// Stream-ordered memory pools.
     pub memory_pools: Support,
-    /// The kinds of handle by which a pool may be shared. A set bit is no proof: on some systems
-    /// only creating such a pool tells, see [`PoolBuilder::support`](crate::PoolBuilder::support).
+    /// The kinds of handle with which a pool may be shared. A set bit is no proof: on some systems only creating such
+    /// a pool tells; see [`PoolBuilder::support`](crate::PoolBuilder::support).
     pub pool_handle_types: HandleTypes,
-    /// Physical memory and address ranges handled apart.
+    /// Physical memory and address ranges, managed separately.
     pub virtual_memory: Support,
     /// One address space for host and devices.
     pub unified_addressing: Support,
-    /// Host and device may touch managed memory at the same time.
+    /// Host and device may access managed memory at the same time.
     pub concurrent_managed_access: Support,
     /// The device reads ordinary host memory.
     pub pageable_memory_access: Support,
-    /// Network cards and others may read device memory directly.
+    /// Network cards and other devices may read device memory directly.
     pub gpu_direct_rdma: Support,
-    /// Device memory can be handed out as a dma-buf.
+    /// Device memory can be exported as a dma-buf.
     pub dma_buf: Support,
-    /// Pools of host memory, as the attribute says. For those of NUMA nodes and of managed memory, and
-    /// for certainty, see [`PoolBuilder::support`](crate::PoolBuilder::support).
+    /// Pools of host memory, as reported by the attribute. For pools of NUMA nodes and of managed memory, and for
+    /// certainty, see [`PoolBuilder::support`](crate::PoolBuilder::support).
     pub host_memory_pools: Support,
 }
 
 bitflags! {
-    /// Kinds of handle by which memory is shared between processes.
+    /// The kinds of handle with which memory is shared between processes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HandleTypes: u32 {
         /// A file descriptor.
         const POSIX_FILE_DESCRIPTOR = 1;
         /// An NT handle.
         const WIN32 = 2;
-        /// A globally shared handle of Windows.
+        /// A globally shared Windows handle.
         const WIN32_KMT = 4;
         /// A handle that works across machines on one NVLink fabric. CUDA 12.3 or newer.
         const FABRIC = 8;
@@ -376,7 +376,7 @@ impl fmt::Display for HandleTypes {
     }
 }
 
-/// The identity of a GPU. Shown as the driver and its tools write it: `GPU-` and five groups.
+/// The identity of a GPU. Displayed as the driver and its tools write it: `GPU-` and five groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uuid(pub [u8; 16]);
 

@@ -1,4 +1,4 @@
-//! The driver: opened, initialised, asked for its version.
+//! Opens and initialises the driver, and queries its version.
 
 mod log;
 pub(crate) mod start;
@@ -34,11 +34,11 @@ struct Loaded {
 }
 
 impl Driver {
-    /// Opens the driver of this machine and initialises it (`cuInit`, some 200 ms the first time
-    /// in a process). Later calls return the same driver at once.
+    /// Opens the driver of this machine and initialises it (`cuInit`, about 200 ms the first time in a process). Later
+    /// calls return the same driver at once.
     ///
-    /// `CUDA_DRIVER_SYS_LIBRARY` may name another library to open. `CUDA_VISIBLE_DEVICES` is read
-    /// by the driver here, and never again; [`visibility`](Self::visibility) remembers what it said.
+    /// `CUDA_DRIVER_SYS_LIBRARY` may name another library to open. The driver reads `CUDA_VISIBLE_DEVICES` here, and
+    /// never again; [`visibility`](Self::visibility) reports the value that it had.
     ///
     /// # Errors
     ///
@@ -53,14 +53,13 @@ impl Driver {
             .copied()
     }
 
-    /// Opens the driver library at `path`, and only that, and initialises it.
+    /// Opens the driver library at `path`, and no other, and initialises it.
     ///
-    /// Each call opens it anew; keep the handle.
+    /// Each call opens it again; keep the handle.
     ///
     /// # Safety
     ///
-    /// The file's initialisers run, and it must be a CUDA driver, or something that behaves
-    /// like one.
+    /// The file's initialisers run, and it must be a CUDA driver or behave like one.
     ///
     /// # Errors
     ///
@@ -75,15 +74,15 @@ impl Driver {
         Self::start(library.table(), Some(library.path()))
     }
 
-    /// Uses functions from anywhere, for example a test's own.
+    /// Uses functions from any source, for example a test's own.
     ///
     /// # Safety
     ///
-    /// The functions must behave as the CUDA driver's do.
+    /// The functions must behave like those of the CUDA driver.
     ///
     /// # Errors
     ///
-    /// As the initialisation fails.
+    /// Any error of the initialisation.
     pub unsafe fn from_table(table: &'static DriverTable) -> Result<Self> {
         Self::start(table, None)
     }
@@ -110,13 +109,13 @@ impl Driver {
         self.0.version
     }
 
-    /// The name or path by which the library was opened; `None` for a table supplied by hand.
+    /// The name or path with which the library was opened; `None` for a table supplied by the caller.
     #[must_use]
     pub fn library_path(&self) -> Option<&Path> {
         self.0.path
     }
 
-    /// Whether the driver exports this function, by its real symbol (`cuMemAlloc_v2`).
+    /// Whether the driver exports this function, given its real symbol (`cuMemAlloc_v2`).
     #[must_use]
     pub fn has(&self, symbol: &str) -> bool {
         self.0.table.has(symbol)
@@ -153,7 +152,7 @@ impl Driver {
         }
     }
 
-    /// `Ok` if `other` is the same driver; otherwise an error that says of what they are.
+    /// `Ok` if `other` is the same driver; otherwise an error that says that `what` belong to two drivers.
     pub(crate) fn require_same(&self, other: Self, what: fmt::Arguments<'_>) -> Result<()> {
         if *self == other {
             return Ok(());
@@ -165,7 +164,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceGetCount")]
     pub fn device_count(&self) -> Result<usize> {
         // SAFETY: the driver is initialised.
@@ -173,7 +172,7 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// What was found just before it was initialised.
+    /// The state found just before it was initialised.
     pub(crate) fn start_facts(&self) -> &'static start::Start {
         self.0.start
     }

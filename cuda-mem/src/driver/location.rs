@@ -1,4 +1,4 @@
-//! Where memory is, in the driver's words.
+//! Where memory is, in the driver's terms.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::base::error::Result;
 use crate::driver::Driver;
 use crate::driver::device::Device;
 
-/// A place where memory can be, or that it prefers.
+/// A place where memory can be, or should preferably be.
 #[doc(alias = "CUmemLocation")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,14 +21,13 @@ pub enum Location {
     HostNuma(u32),
     /// No place in particular; only for managed memory. CUDA 13.0 or newer.
     Anywhere,
-    /// A device that is not visible to this process; an imported pool may be there. CUDA 13.2 or
-    /// newer.
+    /// A device that is not visible to this process; an imported pool may be on one. CUDA 13.2 or newer.
     Invisible,
-    /// A place that is newer than this crate, by the driver's two numbers.
+    /// A place that is newer than this crate, given by the driver's two numbers.
     Other {
         /// The kind of place.
         kind: u32,
-        /// Which one of its kind.
+        /// The number within its kind.
         id: i32,
     },
 }
@@ -39,7 +38,7 @@ impl Location {
         let (kind, id) = match self {
             Self::Device(device) => (T::CU_MEM_LOCATION_TYPE_DEVICE, device.as_raw()),
             Self::Host => (T::CU_MEM_LOCATION_TYPE_HOST, 0),
-            // A number that no machine has stays one: the driver answers INVALID_VALUE.
+            // A number that no machine has is passed on: the driver answers INVALID_VALUE.
             Self::HostNuma(node) => (
                 T::CU_MEM_LOCATION_TYPE_HOST_NUMA,
                 i32::try_from(node).unwrap_or(i32::MAX),
@@ -51,7 +50,7 @@ impl Location {
         cuda_driver_sys::location(kind, id)
     }
 
-    /// Never [`Other`](Self::Other) for what has a name.
+    /// Never [`Other`](Self::Other) for a place that has a name.
     pub(crate) fn known(self, driver: Driver) -> Self {
         match self {
             Self::Other { kind, id } => Self::from_raw(driver, CUmemLocationType(kind), id),
@@ -59,7 +58,7 @@ impl Location {
         }
     }
 
-    /// The host's, on any node or no particular one.
+    /// Whether this is the host, on any node or no particular one.
     pub(crate) fn is_host(self) -> bool {
         matches!(self, Self::Host | Self::HostNuma(_))
     }
@@ -72,7 +71,7 @@ impl Location {
         }
     }
 
-    /// `Ok` unless it is a device of another driver than `what` is of.
+    /// `Ok` unless this is a device of a driver other than that of `what`.
     pub(crate) fn require_driver(self, driver: Driver, what: &str) -> Result<()> {
         let Self::Device(device) = self else {
             return Ok(());
@@ -80,7 +79,7 @@ impl Location {
         driver.require_same(device.driver(), format_args!("{what} and {device}"))
     }
 
-    /// What the driver's two numbers mean.
+    /// The place that the driver's two numbers name.
     pub(crate) fn from_raw(driver: Driver, kind: CUmemLocationType, id: i32) -> Self {
         use CUmemLocationType as T;
         let other = Self::Other { kind: kind.0, id };
@@ -116,12 +115,12 @@ impl fmt::Display for Location {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllocationType {
-    /// It stays where it is.
+    /// The memory stays where it is.
     #[default]
     Pinned,
-    /// It moves between host and devices. CUDA 13.0 or newer.
+    /// The memory moves between host and devices. CUDA 13.0 or newer.
     Managed,
-    /// A type that is newer than this crate, by the driver's number.
+    /// A type that is newer than this crate, given by the driver's number.
     Other(u32),
 }
 
@@ -144,7 +143,7 @@ impl AllocationType {
         }
     }
 
-    /// Never [`Other`](Self::Other) for what has a name.
+    /// Never [`Other`](Self::Other) for a type that has a name.
     pub(crate) fn known(self) -> Self {
         Self::from_raw(self.to_raw())
     }

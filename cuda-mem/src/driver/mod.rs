@@ -1,8 +1,8 @@
 //! The driver and its devices.
 //!
-//! [`Driver::load`] finds and opens the driver at run time. A [`Device`] says what it can do
-//! ([`Capabilities`]) without creating a context. [`Location`] names where memory is, and [`PointerInfo`] says what the
-//! driver knows about an address.
+//! [`Driver::load`] finds and opens the driver at run time. A [`Device`] reports what it can do ([`Capabilities`])
+//! without creating a context. [`Location`] says where memory is, and [`PointerInfo`] what the driver knows about an
+//! address.
 
 pub(crate) mod device;
 pub(crate) mod load;

@@ -8,7 +8,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 
-/// Where memory lies.
+/// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -18,7 +18,7 @@ pub enum MemoryKind {
     Host,
     /// It moves between host and devices.
     Managed,
-    /// A kind that is newer than this crate, by the driver's number.
+    /// A kind that is newer than this crate, given by the driver's number.
     Other(u32),
 }
 
@@ -37,19 +37,19 @@ impl fmt::Display for MemoryKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PointerInfo {
-    /// Where the memory lies.
+    /// Where the memory is.
     pub kind: MemoryKind,
     /// The ordinal of the device that it belongs to, or was allocated for.
     pub device: i32,
-    /// The address at which the allocation begins.
+    /// The start address of the allocation.
     pub start: CUdeviceptr,
-    /// The bytes that were asked for.
+    /// The requested size in bytes.
     pub bytes: u64,
-    /// The pool that it comes from; `None` if it comes from none, or the driver is too old to say.
+    /// The pool that it comes from; `None` if it comes from no pool, or the driver is too old to report it.
     pub pool: Option<CUmemoryPool>,
-    /// Whether the older calls for sharing between processes take it. Pool memory answers no.
+    /// Whether the older calls for sharing between processes accept it. False for pool memory.
     pub legacy_ipc: bool,
-    /// Whether network cards and others may read it directly; `None` if the driver is too old to say.
+    /// Whether network cards and other devices may read it directly; `None` if the driver is too old to report it.
     pub gpu_direct_rdma: Option<bool>,
 }
 
@@ -59,14 +59,14 @@ unsafe impl Send for PointerInfo {}
 unsafe impl Sync for PointerInfo {}
 
 impl Driver {
-    /// What the driver knows about an address, which may point into the middle of an allocation;
-    /// `None` if it does not know the memory. Seven driver calls; needs and creates no context.
+    /// What the driver knows about an address, which may point into the middle of an allocation; `None` if the driver
+    /// does not know the memory. Makes seven driver calls; needs and creates no context.
     ///
-    /// Memory that was freed in a stream's order must not be asked about.
+    /// The address must not point into memory that was freed in stream order.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -93,7 +93,7 @@ impl Driver {
             // SAFETY: the attributes asked for below are 8 bytes wide.
             unsafe { raw::pointer::wide(self.table(), attribute, address) }
         };
-        // This one is as old as the call: here INVALID_VALUE is about the address.
+        // This attribute is as old as the call: here INVALID_VALUE refers to the address.
         let Some(kind) = known(narrow(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE))? else {
             return Ok(None);
         };

@@ -1,7 +1,7 @@
-//! Memory that others use, too: graphs, other processes, other devices of the machine.
+//! Memory shared with others: graphs, other processes, other devices of the machine.
 //!
-//! A [`Capture`] records a stream into a [`Graph`]. On Linux a [`Channel`] lends pools, buffers and events to other
-//! processes. [`GpuDirect`] and `DmaBuf` open GPU memory to network cards and storage.
+//! A [`Capture`] records a stream into a [`Graph`]. On Linux a [`Channel`] shares pools, buffers and events with other
+//! processes. [`GpuDirect`] and `DmaBuf` give network cards and storage access to GPU memory.
 
 pub(crate) mod gpu_direct;
 pub(crate) mod graph;

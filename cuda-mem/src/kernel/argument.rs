@@ -1,4 +1,4 @@
-//! What a kernel is launched with.
+//! Arguments of a kernel launch.
 
 use std::ffi::c_void;
 
@@ -12,13 +12,13 @@ use crate::memory::buffer::{DeviceBuffer, Loan, ReadLoan};
 use crate::placement::PlacedBuffer;
 use crate::stream::Stream;
 
-/// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
-/// buffers that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to
-/// that of the launch for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. So launches on
-/// several streams that read one buffer run one after the other, unless it is lent to all of them first: a loan is
-/// an argument too. Memory of the host is one while it is [on loan](crate::mapped::InFlightBuffer) to the stream of the launch.
+/// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for buffers
+/// that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to the launch stream
+/// for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. Launches on several streams that read one
+/// buffer therefore run one after the other, unless it is lent to all of them first: a loan is also an argument. Host
+/// memory is an argument while it is [on loan](crate::mapped::InFlightBuffer) to the launch stream.
 ///
-/// Implemented here only.
+/// This trait is sealed.
 pub trait Argument<'a>: sealed::Hold<'a> {}
 
 /// The arguments of a launch: a tuple of up to twelve [`Argument`]s, `()` for none.
@@ -57,7 +57,7 @@ pub(super) mod sealed {
 
 use sealed::{Hold, HoldAll, Place, Spot};
 
-/// A structure that a kernel gets by value; it must be laid out as there (`#[repr(C)]`).
+/// A structure that is passed to a kernel by value; its layout must match the kernel's (`#[repr(C)]`).
 ///
 /// ```
 /// use bytemuck::{Pod, Zeroable};

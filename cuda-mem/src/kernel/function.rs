@@ -1,4 +1,4 @@
-//! Kernels: what they need, and how many of them fit.
+//! Kernels: resource use and occupancy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::driver::raw;
 use crate::stream::context::Context;
 
-/// A kernel of one context. A handle that can be cloned; it keeps its code loaded.
+/// A kernel of one context. A cloneable handle that keeps its code loaded.
 #[derive(Clone)]
 pub struct Function(Arc<Inner>);
 
@@ -51,9 +51,9 @@ unsafe impl Sync for Inner {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Occupancy {
-    /// Blocks that run at a time on one multiprocessor. 0: such blocks cannot run at all.
+    /// Blocks that run at a time on one multiprocessor. 0 if such blocks cannot run at all.
     pub blocks: u32,
-    /// Threads of them all.
+    /// Threads of all these blocks.
     pub threads: u32,
 }
 
@@ -95,13 +95,13 @@ impl Function {
         &self.0.context
     }
 
-    /// The driver's handle. It is good as long as this function, or a clone, lives.
+    /// The driver's handle. Valid as long as this function or a clone lives.
     #[must_use]
     pub fn as_raw(&self) -> CUfunction {
         self.0.raw
     }
 
-    /// Bytes of each parameter, in order; `None` if the driver is older than CUDA 12.4, which does not tell.
+    /// Bytes of each parameter, in order; `None` if the driver is older than CUDA 12.4, which does not report it.
     #[doc(alias = "cuFuncGetParamInfo")]
     #[must_use]
     pub fn parameters(&self) -> Option<&[usize]> {
@@ -119,51 +119,52 @@ impl Function {
         self.context().driver().table()
     }
 
-    /// Threads that a block of it can have at most.
+    /// Maximum number of threads per block.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuFuncGetAttribute")]
     pub fn max_threads(&self) -> Result<u32> {
         self.attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
     }
 
-    /// Registers of each thread.
+    /// Registers per thread.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuFuncGetAttribute")]
     pub fn registers(&self) -> Result<u32> {
         self.attribute(A::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
 
-    /// Bytes of shared memory of each block that the kernel itself asks for.
+    /// Bytes of static shared memory per block.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuFuncGetAttribute")]
     pub fn static_shared(&self) -> Result<u32> {
         self.attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Bytes of shared memory of each block that a launch may ask for.
+    /// Maximum bytes of dynamic shared memory per block.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuFuncGetAttribute")]
     pub fn max_dynamic_shared(&self) -> Result<u32> {
         self.attribute(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
     }
 
-    /// Lets launches ask for so many bytes of shared memory a block: 48 KiB need no leave, more does.
+    /// Allows launches to request this many bytes of dynamic shared memory per block. Needed above 48 KiB.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device has less; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device has less; otherwise any error that the driver
+    /// reports.
     #[doc(alias = "cuFuncSetAttribute")]
     pub fn set_max_dynamic_shared(&self, bytes: u32) -> Result<()> {
         let value = i32::try_from(bytes)
@@ -178,12 +179,11 @@ impl Function {
             })
     }
 
-    /// How many blocks of so many threads, each with so many bytes of shared memory from the launch, run at a
-    /// time on a multiprocessor.
+    /// How many blocks with this many threads and bytes of dynamic shared memory run at a time on a multiprocessor.
     ///
     /// # Errors
     ///
-    /// As the driver answers, for example for blocks that are too large.
+    /// Any driver error, for example for blocks that are too large.
     #[doc(alias = "cuOccupancyMaxActiveBlocksPerMultiprocessor")]
     pub fn occupancy(&self, threads: u32, shared: usize) -> Result<Occupancy> {
         let asked = i32::try_from(threads)
@@ -199,12 +199,11 @@ impl Function {
         })
     }
 
-    /// The number of threads of a block by which it fills the device best, and the number of blocks that are then
-    /// enough.
+    /// The block size with the highest occupancy, and the number of blocks that is then sufficient.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # use cuda_mem::Driver;
@@ -226,11 +225,11 @@ impl Function {
         Ok((block.unsigned_abs(), grid.unsigned_abs()))
     }
 
-    /// Whether its code is on the device already. Needs CUDA 12.4.
+    /// Whether its code is already on the device. Needs CUDA 12.4.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) with an older driver; else as it answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) with an older driver; otherwise any error that it reports.
     #[doc(alias = "cuFuncIsLoaded")]
     pub fn is_loaded(&self) -> Result<bool> {
         self.require_12_4("asking whether a kernel is loaded")?;
@@ -239,13 +238,13 @@ impl Function {
         unsafe { raw::module::is_loaded(self.table(), self.as_raw()) }
     }
 
-    /// Brings its code to the device now. Under lazy loading the first launch does that else, and may wait for
-    /// the device: so this belongs before a time is measured, or a stream captured. Needs CUDA 12.4.
+    /// Loads its code onto the device now. Under lazy loading the first launch would otherwise do that and might wait
+    /// for the device, so call this before measuring time or capturing a stream. Needs CUDA 12.4.
     ///
     /// # Errors
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) with an older driver, where
-    /// `CUDA_MODULE_LOADING=EAGER` does the same; else as the driver answers.
+    /// `CUDA_MODULE_LOADING=EAGER` does the same; otherwise any driver error.
     #[doc(alias = "cuFuncLoad")]
     pub fn preload(&self) -> Result<()> {
         self.require_12_4("loading a kernel before its first launch")?;
@@ -260,7 +259,7 @@ impl Function {
     }
 }
 
-/// Its name and device, in words.
+/// Writes its name and device.
 impl fmt::Display for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kernel {:?} on {}", self.name(), self.context().device())

@@ -1,4 +1,4 @@
-//! Code to be loaded.
+//! Code to load.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::base::error::{Error, Result};
 
-/// Code for a device: PTX, which the driver compiles for the device when it is loaded, or a binary, which fits
-/// some devices only.
+/// Code for a device: PTX, which the driver compiles for the device on loading, or a binary, which suits only some
+/// devices.
 ///
 /// ```
 /// use cuda_mem::kernel::Image;
@@ -28,8 +28,7 @@ const CUBIN: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 
 impl<'a> Image<'a> {
-    /// The text of PTX, without the 0 that the driver wants at its end. What is wrong with it the driver says
-    /// when it is loaded.
+    /// PTX text, without the terminating 0 that the driver expects. The driver reports errors in it on loading.
     ///
     /// # Errors
     ///
@@ -57,12 +56,12 @@ impl<'a> Image<'a> {
     ///
     /// # Safety
     ///
-    /// It must be whole and sound. The driver reads as far as the binary itself says, so one that was cut off
-    /// or made up makes it read what is not there.
+    /// It must be complete and valid. The driver reads as far as the binary itself says, so a truncated or forged one
+    /// causes out-of-bounds reads.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it begins as neither does.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it begins like neither.
     pub unsafe fn binary(bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
         let bytes = bytes.into();
         let kind = match bytes.get(..4) {
@@ -79,7 +78,7 @@ impl<'a> Image<'a> {
         Ok(Self { kind, bytes })
     }
 
-    /// What is in a file: a binary if it begins as one, else PTX.
+    /// The contents of a file: a binary if it begins like one, otherwise PTX.
     ///
     /// # Safety
     ///
@@ -106,7 +105,7 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Its kind and bytes, in words.
+/// Writes its kind and size.
 impl fmt::Display for Image<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} bytes", self.kind, self.bytes.len())

@@ -10,7 +10,7 @@ use crate::base::error::{Error, Result};
 use crate::driver::raw;
 use crate::stream::Stream;
 
-/// How many threads a launch has: blocks, and threads of each block, in up to three dimensions; and shared memory.
+/// The configuration of a launch: blocks and threads per block, in up to three dimensions, and shared memory.
 ///
 /// ```
 /// use cuda_mem::kernel::Launch;
@@ -23,16 +23,16 @@ use crate::stream::Stream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Launch {
-    /// Blocks, by dimension. None at all, in any dimension: nothing is launched.
+    /// Blocks, by dimension. If any dimension is 0, nothing is launched.
     pub grid: [u32; 3],
     /// Threads of a block, by dimension.
     pub block: [u32; 3],
-    /// Bytes of shared memory of a block, beside what the kernel itself asks for.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
 impl Launch {
-    /// So many blocks of so many threads.
+    /// This many blocks of this many threads.
     #[must_use]
     pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
         Self {
@@ -42,8 +42,8 @@ impl Launch {
         }
     }
 
-    /// Blocks of so many threads in one dimension, with a thread for each of so many elements. The last block has
-    /// threads too many. A launch of more blocks than a grid can have (2^31) is refused.
+    /// One-dimensional blocks of this size, with one thread per element. The last block may have excess threads. A
+    /// launch of more blocks than a grid can have (2^31) is refused.
     #[must_use]
     pub fn over(elements: usize, threads: u32) -> Self {
         let blocks = (elements as u64).div_ceil(u64::from(threads.max(1)));
@@ -51,7 +51,7 @@ impl Launch {
         Self::new([blocks, 1, 1], [threads, 1, 1])
     }
 
-    /// With so many bytes of shared memory a block.
+    /// Sets the bytes of dynamic shared memory per block.
     #[must_use]
     pub fn shared(mut self, bytes: u32) -> Self {
         self.shared = bytes;
@@ -60,15 +60,15 @@ impl Launch {
 }
 
 impl Function {
-    /// Launches the kernel in the order of the stream. The host does not wait, but for code that has to be
-    /// [loaded](Self::preload) first. Buffers of other streams are lent to this one: two driver calls at each
-    /// end. Without any blocks nothing is launched.
+    /// Launches the kernel in the order of the stream. The host waits only for code that has to be
+    /// [loaded](Self::preload) first. Buffers of other streams are lent to this one: two driver calls at each end.
+    /// With zero blocks nothing is launched.
     ///
     /// # Safety
     ///
-    /// The arguments must be what the kernel takes, in number, type and order. It must touch only memory that is
-    /// there until it has run: buffers among the arguments are. It must not write to memory that it was given by
-    /// `&`, or that others use at the same time.
+    /// The arguments must be what the kernel takes, in number, type and order. It must access only memory that stays
+    /// allocated until it has run; buffers among the arguments do. It must not write to memory that was passed by `&`
+    /// or that others use at the same time.
     ///
     /// Number and sizes of the arguments are checked from CUDA 12.4 on; types cannot be.
     ///

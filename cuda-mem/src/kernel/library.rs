@@ -15,9 +15,9 @@ use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 use crate::stream::recording;
 
-/// Code that is loaded once and comes to a device when a function is first taken for it. Needs CUDA 12.0;
-/// for older drivers there is [`Context::load`](crate::Context::load). Unloaded when the last handle, or function of it, is
-/// dropped, which waits as a [`Module`](crate::kernel::Module)'s end does.
+/// Code that is loaded once and copied to a device when a function is first requested for it. Needs CUDA 12.0; for
+/// older drivers there is [`Context::load`](crate::Context::load). Unloaded when its last handle or function is
+/// dropped, which waits as for a [`Module`](crate::kernel::Module).
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -72,14 +72,14 @@ impl Drop for Loaded {
 }
 
 impl Driver {
-    /// Loads code for all devices on which it will be used, and touches none of them.
+    /// Loads code for all devices on which it will be used, without using any device yet.
     ///
     /// # Errors
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) below CUDA 12.0, and if the driver loads eagerly
     /// ([`LoadingMode::Eager`]): it would load the code into all contexts of the process.
-    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) as for
-    /// [`Context::load`](crate::Context::load). A driver that compiles later says so when a function is taken.
+    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) as for [`Context::load`](crate::Context::load). A driver that
+    /// compiles later reports this when a function is requested.
     #[doc(alias("cuLibraryLoadData", "cuLibraryLoadFromFile"))]
     #[track_caller]
     pub fn load_library(&self, image: &Image<'_>) -> Result<Library> {
@@ -107,14 +107,13 @@ impl Driver {
 }
 
 impl Library {
-    /// The kernel of this name, for streams of this context. The first one that is taken for a context brings
-    /// the code there, and waits for what all streams of the context have been given.
+    /// The kernel of this name, for streams of this context. The first request for a context loads the code there, and
+    /// waits for all work submitted to streams of the context.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver; else as the driver
-    /// answers.
+    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none; [`InvalidValue`](crate::ErrorKind::InvalidValue) if
+    /// the context is of another driver; otherwise any driver error.
     #[doc(alias("cuLibraryGetKernel", "cuKernelGetFunction"))]
     pub fn function(&self, name: &str, context: &Context) -> Result<Function> {
         let Loaded { driver, raw, .. } = &*self.0;
@@ -146,8 +145,8 @@ impl Library {
         Function::new(function, context.clone(), self.clone().into(), name)
     }
 
-    /// The devices that a function was taken for, in that order: nowhere else does this library have code. On a
-    /// device whose context has ended since it has none either.
+    /// The devices for which a function was requested, in that order. The library has code on no other device, nor on
+    /// one whose context has since ended.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
         self.devices_mut().clone()
@@ -160,7 +159,7 @@ impl Library {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The driver's handle. It is good as long as this library, or a clone, lives.
+    /// The driver's handle. Valid as long as this library or a clone lives.
     #[must_use]
     pub fn as_raw(&self) -> CUlibrary {
         self.0.raw

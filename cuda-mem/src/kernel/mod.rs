@@ -1,4 +1,4 @@
-//! Code on devices: loaded where it was asked for, and nowhere else.
+//! Code on devices, loaded only where requested.
 
 mod argument;
 mod function;
@@ -25,9 +25,9 @@ use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 use crate::stream::recording;
 
-/// Code that is loaded into one context, so on one device. Unloaded when the last handle, or function of it, is
-/// dropped. That waits for what all streams of the context have been given, as loading does: neither must be
-/// between a stream and something that it waits for.
+/// Code that is loaded into one context, and so on one device. Unloaded when its last handle or function is dropped.
+/// Loading and unloading wait for all work submitted to streams of the context, so a stream must not depend on
+/// something that happens only after them.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool};
@@ -89,13 +89,13 @@ impl Drop for Loaded {
     }
 }
 
-/// When code comes to a device.
+/// When code is loaded onto a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadingMode {
     /// A kernel is loaded when it is first used, which may wait for the device. The default since CUDA 12.2.
     Lazy,
-    /// All of it at once; that of a [`Library`] into all contexts that there are and will be.
+    /// All code is loaded at once; that of a [`Library`] into all existing and future contexts.
     Eager,
 }
 
@@ -105,7 +105,7 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuModuleGetLoadingMode", "CUDA_MODULE_LOADING"))]
     pub fn loading_mode(&self) -> Result<LoadingMode> {
         if self.version() < CudaVersion::new(11, 7) {
@@ -122,13 +122,12 @@ impl Driver {
 }
 
 impl Context {
-    /// Loads code into this context, and into no other. It waits for what all streams of the context have been
-    /// given.
+    /// Loads code into this context only. Waits for all work submitted to streams of the context.
     ///
     /// # Errors
     ///
-    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) if it is not for this device or driver, or is no
-    /// code; what the compiler said is in [`Error::jit_log`]. Else as the driver answers.
+    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) if it does not suit this device or driver, or is not code; the
+    /// compiler's output is in [`Error::jit_log`]. Otherwise any driver error.
     #[doc(alias("cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoad"))]
     #[track_caller]
     pub fn load(&self, image: &Image<'_>) -> Result<Module> {
@@ -149,11 +148,11 @@ impl Context {
 }
 
 impl Module {
-    /// The kernel of this name, as it stands after `.entry`: C++ names are mangled unless they are `extern "C"`.
+    /// The kernel with this name, as written after `.entry`: C++ names are mangled unless they are `extern "C"`.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none; else as the driver answers.
+    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none; otherwise any driver error.
     #[doc(alias = "cuModuleGetFunction")]
     pub fn function(&self, name: &str) -> Result<Function> {
         let Loaded { context, raw } = &*self.0;
@@ -174,7 +173,7 @@ impl Module {
         &self.0.context
     }
 
-    /// The driver's handle. It is good as long as this module, or a clone, lives.
+    /// The driver's handle. Valid as long as this module or a clone lives.
     #[must_use]
     pub fn as_raw(&self) -> CUmodule {
         self.0.raw

@@ -1,4 +1,4 @@
-//! What is noted: sums by kind, or every object by itself.
+//! Ledger records: sums by kind, or one record for each object.
 
 use std::panic::Location;
 use std::sync::OnceLock;
@@ -10,18 +10,18 @@ use super::{Item, LedgerKind, LedgerLevel};
 use crate::base::table::Shards;
 use crate::driver::device::Device;
 
-/// What is remembered of an object.
+/// The record of an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) bytes: usize,
     pub(super) device: Option<Device>,
     pub(super) origin: &'static Location<'static>,
     pub(super) created: Instant,
-    /// Grows from birth to birth.
+    /// Increases with each object made.
     pub(super) serial: u64,
 }
 
-/// Objects and bytes of a kind: what came less what went. Below zero if more went.
+/// Objects and bytes of a kind: additions minus removals. Negative if more was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) count: i64,
@@ -45,7 +45,7 @@ static SUMS: [Counter; KINDS] = [const {
     }
 }; KINDS];
 
-/// A table for each kind, because objects of two kinds may have one number. Made when it is first needed.
+/// A table for each kind, because objects of two kinds may have the same number. Created on first use.
 static RECORDS: OnceLock<Box<[Shards<Record>]>> = OnceLock::new();
 
 static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -59,7 +59,7 @@ fn records(kind: LedgerKind) -> &'static Shards<Record> {
     &all[kind as usize]
 }
 
-/// What was noted of an object that has ended, to be put back if it has not after all.
+/// The removed record of an object, to be restored if the object has not ended after all.
 #[derive(Debug)]
 pub(crate) struct Ended(Noted);
 
@@ -71,9 +71,9 @@ impl Ended {
 enum Noted {
     /// Nothing.
     Unknown,
-    /// It was taken off the sums.
+    /// It was subtracted from the sums.
     Counted,
-    /// It was in the table.
+    /// Its record was in the table.
     Listed(Record),
 }
 
@@ -124,12 +124,12 @@ fn count(item: &Item, sign: i64) {
 }
 
 fn insert(item: &Item, record: Record) {
-    // Whoever has changed the level clears the table afterwards, or this sees the new level.
+    // Either the thread that changes the level clears the table afterwards, or this sees the new level.
     let still = || level() == LedgerLevel::Origins;
     records(item.kind).insert_if(item.key(), record, still);
 }
 
-/// Forgets everything.
+/// Removes all records.
 pub(super) fn clear() {
     for sum in &SUMS {
         sum.count.store(0, Ordering::Relaxed);
@@ -140,7 +140,7 @@ pub(super) fn clear() {
     }
 }
 
-/// The number that the next object gets.
+/// The serial number of the next object.
 pub(super) fn next_serial() -> u64 {
     SERIAL.load(Ordering::Relaxed)
 }
@@ -152,7 +152,7 @@ pub(super) fn sums() -> [Sum; KINDS] {
     })
 }
 
-/// Everything that is in the tables.
+/// All records in the tables.
 pub(super) fn listed() -> Vec<(LedgerKind, Record)> {
     let mut listed = Vec::new();
     let Some(all) = RECORDS.get() else {

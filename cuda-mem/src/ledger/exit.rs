@@ -8,7 +8,7 @@ use super::{Ledger, scope};
 #[cfg(unix)]
 use crate::base::lock::LockedOnce;
 
-/// Whether it will be made.
+/// Whether the report will be made.
 #[cfg(unix)]
 pub(super) fn report_once() -> bool {
     static TAKEN: LockedOnce<bool> = LockedOnce::new();
@@ -18,13 +18,13 @@ pub(super) fn report_once() -> bool {
     taken.is_ok_and(|taken| *taken)
 }
 
-/// Where there is no such thing.
+/// Where the system has no `atexit`.
 #[cfg(not(unix))]
 pub(super) fn report_once() -> bool {
     false
 }
 
-/// Asks the ledger's own tables only: the driver may be at its end too.
+/// Reads the ledger's own tables only: the driver may be shutting down too.
 #[cfg(unix)]
 extern "C" fn report() {
     // A panic must not leave this function.

@@ -1,10 +1,10 @@
-//! What kinds of objects the ledger knows.
+//! The kinds of objects that the ledger knows.
 
 use std::fmt;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What an object in the [`Ledger`](crate::ledger::Ledger) is.
+        /// The kind of an object in the [`Ledger`](crate::ledger::Ledger).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum LedgerKind {
@@ -25,15 +25,15 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Memory of a [`DeviceBuffer`](crate::DeviceBuffer), whoever takes it back.
+    /// Memory of a [`DeviceBuffer`](crate::DeviceBuffer), whatever its deallocator.
     Buffer = "buffer",
     /// A buffer of another process, mapped here.
     ImportedBuffer = "imported buffer",
-    /// A [`MemoryPool`](crate::MemoryPool). What it keeps is in its statistics.
+    /// A [`MemoryPool`](crate::MemoryPool). The memory that it keeps is in its statistics.
     Pool = "pool",
     /// A pool of another process.
     ImportedPool = "imported pool",
-    /// An [`Arena`](crate::Arena). What it keeps is in its statistics.
+    /// An [`Arena`](crate::Arena). The memory that it keeps is in its statistics.
     Arena = "arena",
     /// A primary context that is [retained](crate::Device::primary_context).
     Context = "context",
@@ -45,25 +45,25 @@ kinds! {
     Module = "module",
     /// A [`Library`](crate::kernel::Library).
     Library = "library",
-    /// A [`Graph`](crate::interop::Graph), also one inside an instance.
+    /// A [`Graph`](crate::interop::Graph), including one inside an instance.
     Graph = "graph",
     /// A [`GraphExec`](crate::interop::GraphExec).
     GraphExec = "graph instance",
     /// Physical memory, mapped or not.
     PhysicalMemory = "physical memory",
-    /// Reserved addresses. They are no memory, and count 0 bytes.
+    /// Reserved addresses. They are not memory, and count 0 bytes.
     AddressRange = "address range",
-    /// Physical memory at an address. 0 bytes: the memory is listed by itself.
+    /// A mapping of physical memory at an address. 0 bytes: the memory is listed separately.
     Mapping = "mapping",
     /// Pinned memory of the host.
     PinnedMemory = "pinned memory",
     /// Memory of the host that is registered with the driver.
     RegisteredMemory = "registered memory",
     /// Managed memory of a [`ManagedBuffer`](crate::mapped::ManagedBuffer), or of any buffer that a
-    /// [`Resource`](crate::Resource) of managed memory made. What a managed pool allocates by itself is a buffer.
+    /// [`Resource`](crate::Resource) of managed memory made. A managed pool's own allocations are listed as buffers.
     ManagedMemory = "managed memory",
-    /// A [`CpuMapping`](crate::cpu_mapping::CpuMapping) through which the host sees memory of a device or of the host, or a copy of it. 0
-    /// bytes: the memory is listed by itself.
+    /// A [`CpuMapping`](crate::cpu_mapping::CpuMapping) through which the host sees memory of a device or of the host,
+    /// or a copy of it. 0 bytes: the memory is listed separately.
     CpuMapping = "window",
 }
 

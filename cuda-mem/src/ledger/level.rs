@@ -1,4 +1,4 @@
-//! How much is noted.
+//! How much the ledger records.
 
 use std::fmt;
 use std::io::Write as _;
@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::base::error::Error;
 use crate::base::report;
 
-/// How much the [`Ledger`](crate::ledger::Ledger) notes.
+/// How much the [`Ledger`](crate::ledger::Ledger) records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LedgerLevel {
-    /// Nothing. What this costs is reading one number, per object made and ended.
+    /// Nothing. Costs one read of a number when an object is made and one when it ends.
     #[default]
     Off,
-    /// How many objects there are of each kind, and their bytes: additions to two numbers.
+    /// The number of objects of each kind, and their bytes: additions to two numbers.
     Bytes,
-    /// Every object by itself, with the line of the program that made it: a lock, a clock and a table entry.
+    /// Every object, with the line of the program that made it: a lock, a clock read and a table entry.
     Origins,
 }
 
@@ -56,13 +56,13 @@ impl FromStr for LedgerLevel {
 /// The level before the program sets one.
 const VARIABLE: &str = "CUDA_MEM_LEDGER";
 
-/// The variable was not read yet.
+/// The variable has not been read yet.
 const UNREAD: u8 = u8::MAX;
 const OFF: u8 = LedgerLevel::Off as u8;
 
 static LEVEL: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether there may be something to note. All that the usual way of an allocation pays.
+/// Whether there may be something to record. This is the only cost on the usual path of an allocation.
 #[inline]
 pub(super) fn is_on() -> bool {
     LEVEL.load(Ordering::Relaxed) != OFF
@@ -108,12 +108,12 @@ fn read() -> LedgerLevel {
     match LEVEL.compare_exchange(UNREAD, level as u8, order, order) {
         Ok(_) => {
             if let Some(error) = wrong {
-                // Once, by whoever read it. A variable that is set in vain should not go unnoticed.
+                // Once, by the thread that read it. A variable that has no effect should not go unnoticed.
                 let _ = writeln!(std::io::stderr(), "{VARIABLE} is ignored: {error}");
             }
             level
         }
-        // Somebody read it too, or set another level meanwhile.
+        // Another thread has read it too, or set another level meanwhile.
         Err(now) => decode(now),
     }
 }

@@ -1,15 +1,16 @@
-//! Who holds what: the objects of this crate that are alive, their size, and the line of the program that made them.
+//! The live objects of this crate, with their size and the line of the program that made them.
 //!
-//! The [`Ledger`] is off unless it is asked for, by [level](LedgerLevel) or by `CUDA_MEM_LEDGER`. Its [report](LedgerReport)
-//! groups objects by origin; a [scope](LedgerScope) says what was made within it and is still there.
+//! The [`Ledger`] is off unless it is enabled, by [level](LedgerLevel) or by `CUDA_MEM_LEDGER`. Its
+//! [report](LedgerReport) groups objects by origin; a [scope](LedgerScope) reports objects that were made within it
+//! and are still alive.
 
 // How a new kind of object joins:
 // 1. a line in `kind.rs`, and a method of the object that makes its `Item` (kind, handle, bytes, device);
 // 2. `ledger::insert(item)` where it is made, with `#[track_caller]` up to the program's call, and
 //    `ledger::remove(&item)` before the driver gets it back (`restore` if it did not take it).
 //
-// Objects carry no note of their own. They are known by kind and handle, so that they cost nothing while
-// the ledger is off, and one that was made then is unknown at its end.
+// Objects carry no ledger data of their own. They are identified by kind and handle, so that they cost nothing while
+// the ledger is off; an object that was made then is unknown at its end.
 
 mod book;
 mod exit;
@@ -34,17 +35,17 @@ use crate::base::origin;
 use crate::driver::Driver;
 use crate::driver::device::Device;
 
-/// Who holds what: every live object of this crate, its size, device, age, and the line that made it.
+/// Every live object of this crate, with its size, device, age, and the line that made it.
 ///
-/// It is off until the program [enables](Self::enable) it, or the environment does: `CUDA_MEM_LEDGER` is
-/// `off`, `bytes` or `origins`, and read once. While it is off, an object costs the reading of one number
-/// at its birth and one at its end.
+/// The ledger is off until the program [enables](Self::enable) it, or the environment does: `CUDA_MEM_LEDGER` is
+/// `off`, `bytes` or `origins`, and is read once. While the ledger is off, an object costs one read of a number when
+/// it is made and one when it ends.
 ///
-/// Listed is what an object of this crate will give back. Views of somebody else's memory
-/// ([`DeviceBuffer::borrow_raw`](crate::DeviceBuffer::borrow_raw)), addresses that were given out of hand,
-/// and what a [`MemoryResource`](crate::MemoryResource) was asked for directly are not; for the last there
-/// is the [`TrackingAdaptor`](crate::memory::TrackingAdaptor). What a pool or an arena holds beyond its buffers is
-/// in its statistics.
+/// The ledger lists what an object of this crate will give back. It does not list borrowed memory
+/// ([`DeviceBuffer::borrow_raw`](crate::DeviceBuffer::borrow_raw)), addresses whose ownership was released, or direct
+/// requests to a [`MemoryResource`](crate::MemoryResource); for the last, use the
+/// [`TrackingAdaptor`](crate::memory::TrackingAdaptor). What a pool or an arena holds beyond its buffers is in its
+/// statistics.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool};
@@ -70,9 +71,9 @@ use crate::driver::device::Device;
 #[derive(Clone, Copy, Debug)]
 pub enum Ledger {}
 
-/// Only one at a time changes the level.
+/// Only one thread at a time changes the level.
 static SWITCH: Lock<()> = Lock::new(());
-/// How often the ledger was begun anew.
+/// How many times the ledger was restarted.
 static EDITION: AtomicU64 = AtomicU64::new(0);
 
 fn edition() -> u64 {
@@ -80,13 +81,12 @@ fn edition() -> u64 {
 }
 
 impl Ledger {
-    /// Sets how much is noted, and answers the level before. Another level begins a new ledger: what is
-    /// alive by then is not in it.
+    /// Sets how much is recorded, and returns the previous level. A different level starts a new ledger: objects that
+    /// are already alive are not in it.
     ///
-    /// At [`Origins`](LedgerLevel::Origins) the end of older objects is ignored.
-    /// [`Bytes`](LedgerLevel::Bytes) cannot tell them apart and takes them off: its numbers are what came
-    /// less what went, and may be below zero. Enable it before the first object is made, as the environment
-    /// does, and while no other thread makes or ends any.
+    /// At [`Origins`](LedgerLevel::Origins) the end of older objects is ignored. [`Bytes`](LedgerLevel::Bytes) cannot
+    /// tell them apart and subtracts them: its numbers are additions minus removals, and may be negative. Enable it
+    /// before the first object is made, as the environment does, and while no other thread makes or ends objects.
     ///
     /// ```
     /// use cuda_mem::ledger::{Ledger, LedgerLevel};
@@ -101,7 +101,7 @@ impl Ledger {
         };
         let before = level::level();
         if level != before {
-            // First: who is about to note something sees it, or is cleared away.
+            // First: a thread that is about to record something sees it, or its record is cleared.
             set_level(LedgerLevel::Off);
             book::clear();
             EDITION.fetch_add(1, Ordering::Relaxed);
@@ -110,13 +110,13 @@ impl Ledger {
         before
     }
 
-    /// How much is noted. In a fork nothing is, whatever the level of its parent.
+    /// How much is recorded. In a fork nothing is, whatever the level of its parent.
     #[must_use]
     pub fn level() -> LedgerLevel {
         level()
     }
 
-    /// What is alive, grouped by where it comes from. In a fork nothing is: what is listed is the parent's.
+    /// The live objects, grouped by origin. Empty in a fork: the objects are the parent's.
     #[must_use]
     pub fn report() -> LedgerReport {
         match level() {
@@ -126,12 +126,12 @@ impl Ledger {
         }
     }
 
-    /// Begins a part of the program that should leave nothing behind. When the guard is dropped, what was
-    /// made meanwhile and is still alive is written to the standard error stream, if there is anything;
-    /// [`LedgerScope::tell`] takes it elsewhere. The level stays as it is: at `Off` there is nothing to say.
+    /// Begins a part of the program that should leave nothing behind. When the guard is dropped, objects that were
+    /// made since and are still alive are written to the standard error stream, if there are any;
+    /// [`LedgerScope::tell`] sends them elsewhere. The level does not change: at `Off` there is nothing to report.
     ///
-    /// As the first line of `main` it tells what the program leaves at its end, whenever `CUDA_MEM_LEDGER`
-    /// asks for it:
+    /// On the first line of `main` it reports what the program leaves at its end, whenever `CUDA_MEM_LEDGER` enables
+    /// the ledger:
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -146,13 +146,14 @@ impl Ledger {
         LedgerScope::new()
     }
 
-    /// Writes what is alive when the process ends to the standard error stream, if anything is, at any level but
-    /// `Off`. That is when `main` has returned, or at [`std::process::exit`]; not after an abort, a signal or
-    /// `_exit`. What `main` still held when `exit` was called is alive, and so is what is in a `static`. Calls no
-    /// driver. Once, however often it is called. False if the system does not take it.
+    /// Writes the live objects to the standard error stream when the process ends, if there are any, at any level but
+    /// `Off`. This happens when `main` has returned, or at [`std::process::exit`]; not after an abort, a signal or
+    /// `_exit`. Objects that `main` still held when `exit` was called count as alive, and so do those in a `static`.
+    /// Makes no driver calls. The report is written once, however often this is called. Returns false if the system
+    /// does not accept the registration.
     ///
-    /// The driver of a process never ends before the process, so this is the report at its end. A
-    /// [scope](Self::scope) tells less: what is alive and was made since it began.
+    /// The driver of a process never ends before the process, so this is the final report. A [scope](Self::scope)
+    /// reports less: the live objects that were made since it began.
     ///
     /// ```
     /// use cuda_mem::ledger::{Ledger, LedgerLevel};
@@ -166,7 +167,7 @@ impl Ledger {
     }
 }
 
-/// An object for the ledger. The same one has to be made at its birth and at its end.
+/// An object for the ledger. The same value has to be built when the object is made and when it ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Item {
     kind: LedgerKind,
@@ -177,8 +178,8 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// `handle` is what no other object of the kind has while this one lives: the driver's handle, an
-    /// address, or where the object itself lies if it never moves.
+    /// `handle` is unique among the live objects of the kind: the driver's handle, an address, or the address of the
+    /// object itself if it never moves.
     #[inline]
     pub(crate) fn new(kind: LedgerKind, handle: impl Handle) -> Self {
         Self {
@@ -190,14 +191,14 @@ impl Item {
         }
     }
 
-    /// Whose handle it is; two drivers may use the same.
+    /// The driver that the handle belongs to; two drivers may use the same handle.
     #[inline]
     pub(crate) fn of(mut self, driver: Driver) -> Self {
         self.driver = Some(driver);
         self
     }
 
-    /// The device, if it is of one. Only told.
+    /// The device, if the object belongs to one. Only for reports.
     #[inline]
     pub(crate) fn on(mut self, device: impl Into<Option<Device>>) -> Self {
         self.device = device.into();
@@ -211,18 +212,18 @@ impl Item {
         self
     }
 
-    /// Its number in the table of its kind.
+    /// Its key in the table of its kind.
     fn key(&self) -> u64 {
         let table = self.driver.map(|driver| {
             let table = std::ptr::from_ref(driver.table());
             table.addr() as u64
         });
-        // Handles and tables differ in their low bits, so they do not meet by chance.
+        // Handles and tables differ in their low bits, so they do not collide by chance.
         self.handle ^ table.unwrap_or(0).rotate_left(32)
     }
 }
 
-/// What objects are told apart by.
+/// What identifies an object.
 pub(crate) trait Handle {
     fn number(self) -> u64;
 }
@@ -248,13 +249,13 @@ impl<T> Handle for *const T {
     }
 }
 
-/// Whether there may be something to note. For hot paths, which do the rest elsewhere.
+/// Whether there may be something to record. For hot paths, which do the rest elsewhere.
 #[inline]
 pub(crate) fn is_on() -> bool {
     level::is_on()
 }
 
-/// Notes an object, made for the caller of the function that calls this.
+/// Records an object, made for the caller of the function that calls this.
 #[inline]
 #[track_caller]
 pub(crate) fn insert(item: Item) {
@@ -268,8 +269,8 @@ fn born_from(item: Item, origin: &'static Location<'static>) {
     book::add(&item, origin);
 }
 
-/// Notes the end of an object. Call it before the driver has the handle back: from then on another thread
-/// may get the same.
+/// Records the end of an object. Call it before the driver gets the handle back: from then on another thread may get
+/// the same handle.
 #[inline]
 pub(crate) fn remove(item: &Item) -> Ended {
     if is_on() {
@@ -283,7 +284,7 @@ fn ended_noted(item: &Item) -> Ended {
     book::remove(item)
 }
 
-/// Takes the end back: the object is still there.
+/// Undoes the removal: the object is still there.
 #[cold]
 pub(crate) fn restore(item: &Item, ended: Ended) {
     book::put_back(item, ended);

@@ -1,4 +1,4 @@
-//! What was made in a part of the program and is still there at its end.
+//! Objects that were made in a part of the program and are still alive at its end.
 
 use std::fmt;
 use std::io::Write as _;
@@ -7,17 +7,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::book::{self, Sum};
 use super::{LedgerLevel, LedgerReport, edition, level};
 
-/// Says, when it is dropped, what was made since it was made and is still alive. From
+/// When dropped, reports the objects that were made during its lifetime and are still alive. From
 /// [`Ledger::scope`](crate::ledger::Ledger::scope).
 ///
-/// Of all threads: what others have made meanwhile and still use is listed too.
+/// Covers all threads: objects that other threads made meanwhile and still use are listed too.
 #[must_use = "it tells at its end"]
 pub struct LedgerScope {
     /// Objects with smaller numbers are older.
     since: u64,
-    /// What there was, if only sums are kept.
+    /// The sums at the start, if only sums are kept.
     before: Vec<Sum>,
-    /// Which ledger that was.
+    /// The edition of the ledger at the start.
     edition: u64,
     tell: Option<Tell>,
 }
@@ -34,21 +34,21 @@ impl LedgerScope {
         }
     }
 
-    /// Calls `tell` at the end in place of writing to the standard error stream, also if nothing is left.
-    /// If it panics, the panic is swallowed.
+    /// Calls `tell` at the end instead of writing to the standard error stream, even if nothing is left. If it panics,
+    /// the panic is swallowed.
     pub fn tell(mut self, tell: impl FnOnce(&LedgerReport) + Send + 'static) -> Self {
         self.tell = Some(Box::new(tell));
         self
     }
 
-    /// What was made since the scope began and is alive now.
+    /// The objects that were made since the scope began and are alive now.
     #[must_use]
     pub fn report(&self) -> LedgerReport {
         match level() {
             LedgerLevel::Off => LedgerReport::empty(),
             LedgerLevel::Bytes => {
                 let mut sums = book::sums();
-                // Another level in between has begun a new ledger.
+                // Another level in between has started a new ledger.
                 if edition() == self.edition {
                     for (sum, before) in sums.iter_mut().zip(&self.before) {
                         sum.count -= before.count;
@@ -66,15 +66,15 @@ impl LedgerScope {
     }
 }
 
-/// To the standard error stream.
+/// Writes to the standard error stream.
 pub(super) fn write(report: &LedgerReport) {
-    // Whoever has closed the stream does not want to know.
+    // If the stream is closed, the report is not wanted.
     let _ = writeln!(std::io::stderr(), "cuda-mem: still {report}");
 }
 
 impl Drop for LedgerScope {
     fn drop(&mut self) {
-        // What is listed is the parent's.
+        // The objects are the parent's.
         if crate::base::report::is_forked() {
             return;
         }

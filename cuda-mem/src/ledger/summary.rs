@@ -1,4 +1,4 @@
-//! What is said of the ledger: objects that are alive, by where they come from.
+//! Reports of the ledger: live objects, grouped by origin.
 
 use std::fmt;
 use std::panic::Location;
@@ -9,15 +9,15 @@ use super::{LedgerKind, LedgerLevel};
 use crate::base::error::{Bytes, Error, ErrorKind, Result};
 use crate::driver::device::Device;
 
-/// What is alive, from [`Ledger::report`](crate::ledger::Ledger::report). Printed, it is a short table.
+/// The live objects, from [`Ledger::report`](crate::ledger::Ledger::report). Displayed as a short table.
 ///
-/// Not one moment's picture while other threads are at work.
+/// Not a consistent snapshot while other threads are running.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LedgerReport {
-    /// How much was noted.
+    /// How much was recorded.
     pub level: LedgerLevel,
-    /// The most bytes first; of as many, by file, line and kind.
+    /// Sorted by bytes, largest first; ties by file, line and kind.
     pub groups: Vec<LedgerGroup>,
 }
 
@@ -25,17 +25,17 @@ pub struct LedgerReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LedgerGroup {
-    /// What they are.
+    /// Their kind.
     pub kind: LedgerKind,
-    /// Whose memory, or whose object it is; `None` if that is not one device, or is not known.
+    /// The device whose memory or object it is; `None` if there is no single device, or it is not known.
     pub device: Option<Device>,
     /// The line of the program that made them; `None` at [`LedgerLevel::Bytes`].
     pub origin: Option<&'static Location<'static>>,
-    /// How many there are. At [`LedgerLevel::Bytes`] below zero if more have gone than came.
+    /// Their number. At [`LedgerLevel::Bytes`], negative if more objects ended than were made.
     pub count: i64,
-    /// Their bytes, as they were asked for; what shows the memory of another object has none. As for `count`.
+    /// Their bytes, as requested; an object that shows another object's memory counts none. Negative as for `count`.
     pub bytes: i64,
-    /// How long the oldest has been there; `None` at [`LedgerLevel::Bytes`].
+    /// The age of the oldest; `None` at [`LedgerLevel::Bytes`].
     pub oldest: Option<Duration>,
 }
 
@@ -102,36 +102,36 @@ impl LedgerReport {
         Self { level, groups }
     }
 
-    /// Whether nothing is alive, as far as was noted: at [`LedgerLevel::Off`] it always is.
+    /// Whether nothing is alive, as far as was recorded: at [`LedgerLevel::Off`] always true.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     #[must_use]
     pub fn count(&self) -> i64 {
         self.groups.iter().map(|group| group.count).sum()
     }
 
-    /// Their bytes together: the memory that they hold, each byte once.
+    /// Their total bytes: the memory that they hold, each byte counted once.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         let bytes = self.groups.iter().map(|group| group.bytes);
         bytes.fold(0, i64::saturating_add)
     }
 
-    /// Those of one kind.
+    /// The groups of one kind.
     pub fn of(&self, kind: LedgerKind) -> impl Iterator<Item = &LedgerGroup> {
         self.groups.iter().filter(move |group| group.kind == kind)
     }
 
-    /// For tests: an error unless nothing is alive.
+    /// For tests: an error if anything is alive.
     ///
     /// # Errors
     ///
     /// [`StillAllocated`](ErrorKind::StillAllocated) with the table in its text;
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the ledger was off, since nobody knows then.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the ledger was off, because nothing is known then.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -159,7 +159,7 @@ impl LedgerReport {
     }
 }
 
-/// To sort by.
+/// The sort key of an origin.
 fn place(origin: Option<&'static Location<'static>>) -> (&'static str, u32, u32) {
     origin.map_or(("", 0, 0), |origin| {
         (origin.file(), origin.line(), origin.column())
@@ -167,7 +167,7 @@ fn place(origin: Option<&'static Location<'static>>) -> (&'static str, u32, u32)
 }
 
 fn ordinal(device: Option<Device>) -> Option<(u32, usize)> {
-    // Devices of two drivers may have one number.
+    // Devices of two drivers may have the same number.
     device.map(|device| {
         let table = std::ptr::from_ref(device.driver().table());
         (device.ordinal(), table.addr())
@@ -235,7 +235,7 @@ impl fmt::Display for Signed {
     }
 }
 
-/// A time for people: short, and in one unit.
+/// A duration for display: short, and in one unit.
 struct Age(Duration);
 
 impl fmt::Display for Age {

@@ -1,4 +1,4 @@
-//! What was mapped, prefetched and moved on request, counted for each object and each place.
+//! Statistics of mapped, prefetched and moved memory, for each object and each location.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -9,13 +9,13 @@ use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
 
-/// How often memory was mapped, prefetched and moved, and how many bytes that were. Counted when it was done, or
-/// when the driver took the request: nothing is said of what the driver moves by itself, nor of how many pages a
-/// prefetch had to move.
+/// How often memory was mapped, prefetched and moved, and how many bytes. Counted when it was done, or when the driver
+/// accepted the request: migrations that the driver starts by itself are not included, nor is the number of pages that
+/// a prefetch actually moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigrationStats {
-    /// Memory that was put behind an address.
+    /// Mappings of memory at an address.
     pub maps: u64,
     /// Bytes of these.
     pub mapped_bytes: u64,
@@ -23,7 +23,7 @@ pub struct MigrationStats {
     pub prefetches: u64,
     /// Bytes of these.
     pub prefetched_bytes: u64,
-    /// Moves of mapped memory to another place.
+    /// Moves of mapped memory to another location.
     pub moves: u64,
     /// Bytes of these.
     pub moved_bytes: u64,
@@ -70,7 +70,7 @@ impl AddAssign for MigrationStats {
     }
 }
 
-/// One line, of what happened at all: `2 maps of 4.0 MiB, 3 prefetches of 12.0 MiB`.
+/// One line, with the non-zero counts: `2 maps of 4.0 MiB, 3 prefetches of 12.0 MiB`.
 impl fmt::Display for MigrationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut between = "";
@@ -95,7 +95,7 @@ impl fmt::Display for MigrationStats {
     }
 }
 
-/// The counts of each place. There are few, so a list does.
+/// The counts of each location. There are few, so a list is enough.
 #[derive(Debug)]
 pub(crate) struct Places<Place>(Vec<(Place, MigrationStats)>);
 
@@ -126,10 +126,10 @@ impl<Place: PartialEq> Places<Place> {
     }
 }
 
-/// Of all objects of the process. The driver is not called under this lock.
+/// Totals of all objects of the process. The driver is not called under this lock.
 static ALL: Lock<Places<(Driver, Location)>> = Lock::new(Places::new());
 
-/// Counts for the place. Only for what costs microseconds: there is one lock.
+/// Counts for the location. Only for operations that cost microseconds: there is one lock.
 pub(crate) fn note(driver: Driver, place: Location, migrations: MigrationStats) {
     if let Some(mut all) = ALL.lock_unless_forked() {
         all.note((driver, place), migrations);
@@ -137,10 +137,10 @@ pub(crate) fn note(driver: Driver, place: Location, migrations: MigrationStats) 
 }
 
 impl Driver {
-    /// What all objects of this library, arenas too, mapped at a place, prefetched to it and moved to it, since
-    /// the process began. Two places that grow by turns are memory that goes back and forth.
+    /// What all objects of this crate, including arenas, have mapped at a location, prefetched to it and moved to it
+    /// since the process began. Two locations whose counts grow in turn indicate memory that moves back and forth.
     ///
-    /// A move maps the memory twice: where the bytes are copied to, and at the old address.
+    /// A move maps the memory twice: at the target of the copy, and at the old address.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -170,8 +170,8 @@ impl Driver {
 }
 
 impl Device {
-    /// What all objects of this library mapped, prefetched and moved to the device's memory, since the process
-    /// began. See [`Driver::migrations_to`].
+    /// What all objects of this crate have mapped, prefetched and moved to the device's memory since the process began.
+    /// See [`Driver::migrations_to`].
     #[must_use]
     pub fn migrations(&self) -> MigrationStats {
         self.driver().migrations_to(Location::Device(*self))

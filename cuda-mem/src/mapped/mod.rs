@@ -1,7 +1,7 @@
-//! Memory behind addresses of your choice: virtual memory, host memory, managed memory.
+//! Memory at addresses of your choice: virtual memory, host memory, managed memory.
 //!
 //! [`MappedMemory`] and [`GrowableBuffer`] map [`PhysicalMemory`] into an [`AddressRange`]. [`PinnedBuffer`] and
-//! [`Registered`] are host memory that devices reach. A [`ManagedBuffer`] migrates between host and devices.
+//! [`Registered`] are host memory that devices can access. A [`ManagedBuffer`] migrates between host and devices.
 
 pub(crate) mod host;
 pub(crate) mod managed;

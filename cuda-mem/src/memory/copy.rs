@@ -17,9 +17,9 @@ pub(crate) struct Span<'a, T> {
     address: CUdeviceptr,
     len: usize,
     stream: &'a Stream,
-    /// It is known to be a device's; else the driver has to find out where it is.
+    /// Whether it is known to be device memory; otherwise the driver has to find out where it is.
     on_device: bool,
-    /// The stream is recorded by the span's maker, so that work in it is meant to be.
+    /// Whether the span's creator captures the stream, so that work on the span is meant to be recorded.
     is_recorded: bool,
     element: PhantomData<T>,
 }
@@ -27,10 +27,9 @@ pub(crate) struct Span<'a, T> {
 impl<'a, T: Pod> Span<'a, T> {
     /// # Safety
     ///
-    /// `address` must be that of `len` elements of device memory, aligned for `T`, or 0 for none; and
-    /// memory of a device if `on_device` says so.
-    /// While the span lives they must be valid at the present point of `stream`, whatever is
-    /// submitted to it; written through the span only if the caller has them exclusively.
+    /// `address` must be that of `len` elements of device memory, aligned for `T`, or 0 for none; and memory of a
+    /// device if `on_device` says so. While the span lives they must be valid at the current point of `stream`,
+    /// whatever is submitted to it; they may be written through the span only if the caller has exclusive access.
     pub(crate) unsafe fn new(
         address: CUdeviceptr,
         len: usize,
@@ -89,10 +88,9 @@ impl<'a, T: Pod> Span<'a, T> {
 
     /// Waits until the stream is past a copy from or to a host slice that is only borrowed.
     ///
-    /// While some stream is captured the driver may refuse to wait, unless the thread says that it does
-    /// the capture no harm. If the stream cannot be waited for at all, the whole context is: a copy must
-    /// not outlive the borrow. A context that cannot be waited for either is lost, and its copies with
-    /// it.
+    /// While a stream is captured, the driver may refuse to wait, unless the thread is in relaxed capture mode. If
+    /// the stream cannot be waited for at all, this waits for the whole context: a copy must not outlive the
+    /// borrow. If that fails too, the context is lost, and its copies with it.
     fn finish(&self) -> Result<()> {
         let with_relaxed_capture_mode =
             || recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize());
@@ -100,13 +98,13 @@ impl<'a, T: Pod> Span<'a, T> {
             with_relaxed_capture_mode()
         } else {
             match self.stream.synchronize() {
-                // Somebody else's capture.
+                // Another stream's capture.
                 Err(error) if error.kind() == ErrorKind::Capturing => with_relaxed_capture_mode(),
                 waited => waited,
             }
         };
         waited.inspect_err(|_| {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = self.stream.context().synchronize();
         })
     }
@@ -163,7 +161,7 @@ impl<'a, T: Pod> Span<'a, T> {
         self.submit(|queue| unsafe { self.send_to(queue, to) })
     }
 
-    /// Returns when the host's slice may be changed again.
+    /// Returns once the host slice may be changed again.
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
         self.submit(|queue| {
@@ -177,7 +175,7 @@ impl<'a, T: Pod> Span<'a, T> {
         })
     }
 
-    /// Returns when the host's slice is filled.
+    /// Returns once the host slice is filled.
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
         self.submit(|queue| {

@@ -1,4 +1,4 @@
-//! The resource that containers take when they are told none.
+//! The resource that containers use when none is given.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -9,10 +9,10 @@ use crate::base::lock::SharedLock;
 use crate::driver::device::Device;
 use crate::memory::resource::{MemoryResource as _, Resource};
 
-/// What the program has set, by device. Never dropped, so nothing of it ends with the process.
+/// The resources set by the program, by device. Never dropped, so no destructor of it runs at process exit.
 static SET: SharedLock<Vec<(Device, Resource)>> = SharedLock::new(Vec::new());
 
-/// A choice of one thread.
+/// A resource selected by one thread.
 struct Scope {
     number: u64,
     device: Device,
@@ -25,15 +25,15 @@ thread_local! {
 }
 
 impl Device {
-    /// The resource from which containers of this device get their memory when they are told none: that of
-    /// the innermost [scope](Self::use_resource) of this thread, else the one that was
-    /// [set](Self::set_current_resource), else the [default](Self::default_resource).
+    /// The resource that containers of this device use when none is given: that of the innermost
+    /// [scope](Self::use_resource) of this thread, otherwise the one [set](Self::set_current_resource) for the
+    /// process, otherwise the [default](Self::default_resource).
     ///
     /// # Errors
     ///
-    /// As [`default_resource`](Self::default_resource).
+    /// Same as [`default_resource`](Self::default_resource).
     pub fn current_resource(&self) -> Result<Resource> {
-        // First, because it refuses in a fork. A scope that was opened before is the parent's.
+        // First, because it fails in a fork. A scope opened before the fork belongs to the parent.
         let set = SET.read()?;
         let scoped = SCOPES.try_with(|scopes| {
             let scopes = scopes.try_borrow().ok()?;
@@ -50,11 +50,11 @@ impl Device {
         self.default_resource()
     }
 
-    /// Makes `resource` the current one of this device for the whole process. What exists keeps its own.
+    /// Makes `resource` the current one of this device for the whole process. Existing containers keep theirs.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device does not reach its memory.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device cannot access its memory.
     ///
     /// ```
     /// use cuda_mem::{Driver, Resource};
@@ -90,17 +90,17 @@ impl Device {
         let before = at.map(|at| set.swap_remove(at));
         set.extend(resource.map(|resource| (*self, resource)));
         drop(set);
-        // Not under the lock: its end may come back here.
+        // Not under the lock: its destructor may call back into this module.
         drop(before);
         Ok(())
     }
 
-    /// Makes `resource` the current one of this device on this thread, until the guard is dropped. Scopes
-    /// may be nested.
+    /// Makes `resource` the current one of this device on this thread, until the guard is dropped. Scopes can be
+    /// nested.
     ///
     /// # Errors
     ///
-    /// As [`set_current_resource`](Self::set_current_resource).
+    /// Same as [`set_current_resource`](Self::set_current_resource).
     ///
     /// ```
     /// use cuda_mem::{Driver, Resource};
@@ -146,9 +146,9 @@ impl Device {
     }
 }
 
-/// A resource is current on this thread while this lives. From [`Device::use_resource`].
+/// A guard that keeps a resource current on this thread. From [`Device::use_resource`].
 ///
-/// It is of the thread that opened it:
+/// It cannot leave the thread that opened it:
 ///
 /// ```compile_fail,E0277
 /// # fn example(device: cuda_mem::Device, resource: cuda_mem::Resource) {
@@ -173,7 +173,7 @@ impl Drop for ScopedResource {
                 .position(|scope| scope.number == self.number)?;
             Some(scopes.remove(at))
         });
-        // Not while the list is borrowed: its end may come back here.
+        // Not while the list is borrowed: its destructor may call back into this module.
         drop(removed);
     }
 }

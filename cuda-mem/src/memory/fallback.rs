@@ -16,14 +16,14 @@ use crate::stream::recording;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// From a memory pool of its own that keeps what is freed.
+    /// From a dedicated memory pool that keeps freed memory.
     Pool,
     /// From `cuMemAlloc`, because the device has no memory pools. Each free waits for the stream and the
     /// device.
     Direct {
-        /// What is known of why.
+        /// The reason, as far as it is known.
         reason: Reason,
-        /// The system's way to drive the device, which may explain it.
+        /// The driver model of the device, which may explain it.
         model: DriverModel,
     },
 }
@@ -43,17 +43,17 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// How the operating system drives a device. It explains; it decides nothing.
+/// How the operating system drives a device. Informative only; nothing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DriverModel {
-    /// The driver of Linux, or of a system that knows no other.
+    /// The Linux driver, or that of another system with a single driver model.
     Linux,
-    /// Linux as a guest of Windows, over the host's display driver.
+    /// Linux as a guest of Windows (WSL), through the host's display driver.
     Wsl,
-    /// The compute driver of Windows. Older ones have no memory pools.
+    /// The compute driver of Windows. Older versions have no memory pools.
     Tcc,
-    /// The display driver of Windows, or its like without a display.
+    /// The display driver of Windows, or its counterpart without a display.
     Wddm,
 }
 
@@ -68,17 +68,17 @@ impl fmt::Display for DriverModel {
     }
 }
 
-/// What a default resource does where a device has no memory pools.
+/// What a default resource does when the device has no memory pools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fallback {
-    /// It takes `cuMemAlloc`.
+    /// It uses `cuMemAlloc`.
     #[default]
     Direct,
-    /// It is refused.
+    /// It returns an error.
     Refuse,
 }
 
-/// What was found out about a device.
+/// The strategy determined for a device.
 struct Choice {
     device: Device,
     strategy: Strategy,
@@ -88,15 +88,15 @@ struct Choice {
 static CHOICES: SharedLock<Vec<Choice>> = SharedLock::new(Vec::new());
 
 impl Device {
-    /// How the default resource of this device gets its memory, and why. Found out once in the life of the
-    /// process: the driver's version and the device's attribute decide, and where they promise pools, a
-    /// pool is made, since some systems promise what they do not have. Creates no context.
+    /// How the default resource of this device gets its memory, and why. Determined once per process from the
+    /// driver's version and the device's attribute. Where these report pools, a pool is created to verify it, since
+    /// some systems report pools without having them. Creates no context.
     ///
     /// # Errors
     ///
-    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, which making a pool would
-    /// spoil: ask before. Else as the driver answers, for any other reason than that there are no pools.
-    /// Asked again then.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, because creating a pool would
+    /// invalidate the capture: call this earlier. Otherwise any driver error, except that pools are
+    /// unsupported. After an error the next call tries again.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -108,13 +108,13 @@ impl Device {
         self.choice(|choice| choice.strategy)
     }
 
-    /// The resource that serves this device unless the program chooses another: a memory pool of this
-    /// crate's own that keeps what is freed, or, where there are no pools, `cuMemAlloc`.
-    /// [`strategy`](Self::strategy) says which. There is one for the device, as long as the process.
+    /// The resource of this device unless the program chooses another: a memory pool created by this crate that
+    /// keeps freed memory, or, where there are no pools, `cuMemAlloc`. [`strategy`](Self::strategy) says which.
+    /// There is one per device, for the lifetime of the process.
     ///
     /// # Errors
     ///
-    /// As [`strategy`](Self::strategy).
+    /// Same as [`strategy`](Self::strategy).
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -128,13 +128,12 @@ impl Device {
         self.choice(|choice| choice.resource.clone())
     }
 
-    /// As [`default_resource`](Self::default_resource), for programs that would rather not run than run
-    /// slowly.
+    /// Like [`default_resource`](Self::default_resource), for programs that would rather fail than run slowly.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported), with the reason, if the device has no pools and
-    /// `fallback` is to refuse; else as there.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported), with the reason, if the device has no pools and `fallback`
+    /// is [`Refuse`](Fallback::Refuse); otherwise the same errors.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -163,7 +162,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_TCC_DRIVER")]
     pub fn driver_model(&self) -> Result<DriverModel> {
         let tcc = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_TCC_DRIVER;
@@ -185,8 +184,8 @@ impl Device {
             return Ok(known);
         }
         drop(known);
-        // Not under the lock: what the trial lets go of, and the hook of failures, may come back here. If two
-        // threads try at a time, the second one's pool is dropped again.
+        // Not under the lock: whatever the trial drops, and the failure hook, may call back into this module. If
+        // two threads try at the same time, the second one's pool is dropped.
         let (strategy, pool) = choose(*self)?;
         let mut choices = CHOICES.write()?;
         if let Some(known) = find(&choices) {
@@ -198,8 +197,8 @@ impl Device {
             device: *self,
             strategy,
             resource: match pool {
-                // As long as the process, like the device's own pool: nothing of it is left to end when
-                // the process does, and buffers need not count it.
+                // It lives as long as the process, like the device's own pool: no destructor runs at exit, and
+                // buffers need not count it.
                 Some(pool) => {
                     // No program holds it.
                     pool.leave_ledger();
@@ -230,7 +229,8 @@ fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
     Ok((Strategy::Direct { reason, model }, None))
 }
 
-/// The driver promised pools and would not make one. Only an answer about what it can do counts as a no.
+/// The driver reported pools but would not create one. Only an error about its capabilities counts as a lack of
+/// pools.
 fn refused(error: Error) -> Result<Reason> {
     match error.code() {
         Some(code) if error.is_inability() => Ok(Reason::Refused(code)),

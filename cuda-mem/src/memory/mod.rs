@@ -1,8 +1,9 @@
 //! Pools, resources and buffers.
 //!
-//! A [`MemoryPool`] is the driver's stream-ordered allocator. A [`MemoryResource`] is anything that allocates in the order
-//! of a stream: pools, an [`Arena`](crate::Arena), plain device memory, or one of your own. Adaptors wrap a resource to
-//! count, limit, log or retry. A [`DeviceBuffer`] owns memory of any of them and frees it in the order of its stream.
+//! A [`MemoryPool`] is the driver's stream-ordered allocator. A [`MemoryResource`] is anything that allocates in
+//! stream order: pools, an [`Arena`](crate::Arena), plain device memory, or one of your own. Adaptors wrap a
+//! resource to count, limit, log or retry. A [`DeviceBuffer`] owns memory of any of them and frees it in the order
+//! of its stream.
 
 pub(crate) mod adaptor;
 pub(crate) mod buffer;

@@ -1,4 +1,4 @@
-//! When a device has no memory left for one resource, others of this process give back what they hold and do not use.
+//! When a device has no memory left for one resource, other resources of this process release their unused memory.
 
 use std::sync::Weak;
 
@@ -7,16 +7,16 @@ use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::stream::Stream;
 
-/// Holds memory of a device that it may not need.
+/// A holder of device memory that it may not need.
 pub(crate) trait Reclaim: Send + Sync {
-    /// Gives back what is free and done, if it has memory of this device and no thread is at it. Says whether anything
-    /// went. Waits for nobody: who calls this may hold locks of another resource.
+    /// Releases memory of this device that is free and whose work is done, unless another thread is using this
+    /// holder. Returns whether it released anything. Never waits: the caller may hold locks of another resource.
     fn reclaim(&self, device: Device) -> bool;
 }
 
 static LIST: Lock<Vec<Weak<dyn Reclaim>>> = Lock::new(Vec::new());
 
-/// From now on it is asked, until it is dropped. Not in a fork.
+/// Registers a holder until it is dropped. Does nothing in a fork.
 pub(crate) fn add(holder: Weak<dyn Reclaim>) {
     if let Some(mut list) = LIST.lock_unless_forked() {
         list.retain(|other| other.strong_count() > 0);
@@ -24,7 +24,7 @@ pub(crate) fn add(holder: Weak<dyn Reclaim>) {
     }
 }
 
-/// Asks for physical memory of a device, and once more if the device had none and others gave some back.
+/// Requests physical memory of a device, and retries once if the device had none and other holders released some.
 pub(crate) fn or_reclaim<T>(device: Device, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     match ask() {
         Err(error) if error.is_out_of_memory() && reclaim(device) => ask(),
@@ -32,7 +32,7 @@ pub(crate) fn or_reclaim<T>(device: Device, mut ask: impl FnMut() -> Result<T>) 
     }
 }
 
-/// Whether a request that failed is to be tried again: the device had too little, and others gave some back. A pool may
+/// Whether to retry a failed request: the device had too little memory, and other holders released some. A pool may
 /// also have reached a limit of its own.
 #[cold]
 pub(crate) fn helps(error: &Error, device: Option<Device>, stream: &Stream, bytes: usize) -> bool {
@@ -46,13 +46,14 @@ pub(crate) fn helps(error: &Error, device: Option<Device>, stream: &Stream, byte
     (device != stream.device() || is_short()) && reclaim(device)
 }
 
-/// Whether anybody gave memory back.
+/// Whether any holder released memory.
 #[cold]
 fn reclaim(device: Device) -> bool {
     let Some(holders) = LIST.lock_unless_forked().map(|list| list.clone()) else {
         return false;
     };
-    // The last handle of a resource may be dropped here, which is not for under the lock. All are asked.
+    // The last handle of a resource may be dropped here, which must not happen under the lock. All holders are
+    // asked.
     let holders = holders.iter().filter_map(Weak::upgrade);
     holders.filter(|holder| holder.reclaim(device)).count() > 0
 }

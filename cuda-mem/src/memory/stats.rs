@@ -4,25 +4,25 @@ use std::fmt;
 
 use crate::base::error::Bytes;
 
-/// A number of bytes now, and the highest it was since the pool was made or the mark was reset.
+/// A current number of bytes, and its maximum since the pool was created or the high mark was reset.
 ///
 /// `high` is counted by the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes now.
+    /// The current number of bytes.
     pub current: u64,
-    /// The most bytes there were.
+    /// The maximum number of bytes.
     pub high: u64,
 }
 
-/// The memory of a pool. Read value by value, so it is not one moment's picture while other
+/// The memory usage of a pool. The values are read one by one, so they are not a consistent snapshot while other
 /// threads allocate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Device memory that the pool holds, handed out or not.
+    /// Device memory that the pool holds, allocated or unused.
     pub reserved: Usage,
-    /// Memory handed out and not freed: the bytes asked for (on an H200 without any rounding).
+    /// Memory allocated and not freed: the requested bytes (on an H200 without any rounding).
     pub used: Usage,
 }
 

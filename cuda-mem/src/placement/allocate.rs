@@ -16,28 +16,28 @@ use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resourc
 use crate::stream::Stream;
 
 impl Placement {
-    /// Allocates it: `len` elements, in the order of a stream of the home device. `devices` are those of the
-    /// [`Topology`](super::Topology), in the same order.
+    /// Allocates the memory: `len` elements, in the order of a stream of the home device. `devices` are the devices of
+    /// the [`Topology`](super::Topology), in the same order.
     ///
-    /// Of mapped memory, and of plain memory that is to be exported, all [`size`](Self::size) bytes are taken: whole
-    /// pages, and nothing else is in them. Of any other `len` elements are taken, also of a pool that is exported, which
-    /// may keep more than its buffers.
+    /// Mapped memory, and plain memory that is to be exported, takes all [`size`](Self::size) bytes: whole pages that
+    /// contain nothing else. Any other memory takes `len` elements. That includes memory of an exported pool, which may
+    /// hold more than its buffers.
     ///
-    /// If the request said so, what is taken is filled with zeros, by the home device and in the order of the stream;
-    /// of whole pages also what is behind the elements, since whoever imports the memory sees it.
+    /// If requested, the home device fills the memory with zeros in the order of the stream. In whole pages that
+    /// includes the bytes after the elements, because importers of the memory can read them.
     ///
-    /// Memory of a pool that only the home uses comes from the pool that
-    /// [serves the device anyway](Device::default_resource). If others use it too, or it is memory of the host, it comes
-    /// from one that all placements with this place and these users share in a context: the first of them makes it, which
-    /// takes milliseconds, and the context keeps it, with the memory that came back to it. What is exported has a pool of
-    /// its own ([`PlacedBuffer::pool`]).
+    /// Pool memory that only the home device uses comes from the pool of the [device's default
+    /// resource](Device::default_resource). Pool memory with other users, and pool memory of the host, comes from a
+    /// pool that all placements with the same location and users share within a context. The first such placement
+    /// creates the pool, which takes milliseconds; the context keeps it, together with memory freed to it. Exported
+    /// memory has a pool of its own ([`PlacedBuffer::pool`]).
     ///
-    /// Memory that is to grow has addresses for at least twice its size, and for as much as the home device has.
+    /// Growable memory reserves addresses for at least twice its size, and for the full capacity of the home device.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the elements are more than was placed, or the stream is
-    /// not of the home device; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there are more elements than were placed, or the stream is
+    /// not of the home device; otherwise any driver error.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -179,8 +179,7 @@ impl Placement {
         Ok(unsafe { PlacedBuffer::of_host(buffer, Some(pool)) })
     }
 
-    /// A buffer that shows `len` elements of [`size`](Self::size) bytes, if it is exported: nothing else is in its
-    /// pages.
+    /// A buffer of `len` elements. If exported, it holds [`size`](Self::size) bytes, so nothing else is in its pages.
     #[track_caller]
     fn take_whole<T: Pod>(
         &self,

@@ -1,4 +1,4 @@
-//! What the policy knows of a machine: records that are filled by hand or by asking the driver.
+//! What the policy knows about a machine: records that are filled by hand or by querying the driver.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ use crate::driver::device::HandleTypes;
 /// One list for the fields of the record, their names and the driver's attributes.
 macro_rules! capabilities {
     ($($(#[doc = $doc:literal])+ $variant:ident, $field:ident, $attribute:ident;)+) => {
-        /// One thing that a device can do or not, by the attribute that tells.
+        /// A capability of a device, identified by its driver attribute.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Capability {
@@ -18,10 +18,10 @@ macro_rules! capabilities {
         }
 
         impl Capability {
-            /// All of them, in the order of the driver's numbers.
+            /// All capabilities, in the order of the driver's attribute numbers.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The attribute that tells.
+            /// The driver attribute.
             #[must_use]
             pub fn attribute(self) -> CUdevice_attribute {
                 match self {
@@ -38,10 +38,10 @@ macro_rules! capabilities {
             }
         }
 
-        /// What one device can do, as far as placing memory depends on it.
+        /// The capabilities of one device that affect placement.
         ///
         /// Plain values: they come from [`Topology::gather`], or from anywhere else, such as a test or
-        /// a file that describes another machine. The default is a device that can do nothing.
+        /// a file that describes another machine. The default is a device without any capability.
         ///
         /// ```
         /// use cuda_mem::placement::{Capability, DeviceCapabilities};
@@ -58,28 +58,28 @@ macro_rules! capabilities {
             $($(#[doc = $doc])+ pub $field: bool,)+
             /// The kinds of handle by which a pool may be shared. Attribute 119, CUDA 11.3.
             pub pool_handle_types: HandleTypes,
-            /// The least granularity of physical memory of the device, in bytes; a power of two from 4 KiB
-            /// on. Anything else is unknown, and counts as 2 MiB.
+            /// The minimum granularity of physical memory of the device, in bytes; a power of two of at least 4 KiB.
+            /// Any other value means unknown, and counts as 2 MiB.
             pub granularity: u64,
-            /// The granularity that the driver recommends for it.
+            /// The granularity that the driver recommends.
             pub recommended_granularity: u64,
-            /// The least granularity of physical memory of the host; else as above.
+            /// The minimum granularity of physical memory of the host, as above.
             pub host_granularity: u64,
-            /// The granularity that the driver recommends for it.
+            /// The granularity that the driver recommends.
             pub recommended_host_granularity: u64,
             /// Bytes of memory on the device.
             pub total: u64,
-            /// Bytes that are free now; `None` if nobody asked, since asking wants a context.
+            /// Bytes that are free now; `None` if not queried, since the query needs a context.
             pub free: Option<u64>,
             /// The NUMA node of the host that is nearest to the device; `None` if it has none.
             /// Attribute 134, CUDA 12.2.
             pub host_numa_node: Option<u32>,
-            /// The devices whose memory this one can use, by their places in the machine.
+            /// The devices whose memory this one can use, by their index in the topology.
             pub reaches: Vec<usize>,
         }
 
         impl DeviceCapabilities {
-            /// Whether the device can do it.
+            /// Whether the device has this capability.
             #[must_use]
             pub fn has(&self, capability: Capability) -> bool {
                 match capability {
@@ -87,7 +87,7 @@ macro_rules! capabilities {
                 }
             }
 
-            /// Says whether the device can do it.
+            /// Sets whether the device has this capability.
             pub fn set(&mut self, capability: Capability, can: bool) {
                 match capability {
                     $(Capability::$variant => self.$field = can,)+
@@ -106,12 +106,10 @@ capabilities! {
     ManagedMemory, managed_memory, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
     /// Host and device may touch managed memory at the same time. Attribute 89.
     ConcurrentManagedAccess, concurrent_managed_access, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-    /// Host memory that is registered has one address for host and device. Attribute 91. The policy
-    /// does not look at it.
+    /// Host memory that is registered has one address for host and device. Attribute 91. The policy does not use it.
     HostPointerForRegistered, host_pointer_for_registered,
         CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-    /// The device reads ordinary host memory through the tables of the host. Attribute 100. The policy
-    /// does not look at it.
+    /// The device reads ordinary host memory through the tables of the host. Attribute 100. The policy does not use it.
     HostPageTables, host_page_tables,
         CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
     /// Physical memory and address ranges handled apart. Attribute 102.
@@ -125,8 +123,8 @@ capabilities! {
     MemoryPools, memory_pools, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
     /// Memory can be exported as a dma-buf. Attribute 124, CUDA 11.7.
     DmaBuf, dma_buf, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
-    /// Memory of `cuMemAlloc` can be exported by `cuIpcGetMemHandle`. Attribute 125, CUDA 12.0; of an
-    /// older driver unified addressing tells. The policy does not look at it.
+    /// Memory of `cuMemAlloc` can be exported by `cuIpcGetMemHandle`. Attribute 125, CUDA 12.0; with older drivers this
+    /// follows from unified addressing. The policy does not use it.
     LegacyIpc, legacy_ipc, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED;
     /// Physical memory can be exported by a fabric handle. Attribute 128, CUDA 12.3.
     Fabric, fabric, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
@@ -143,21 +141,21 @@ capabilities! {
 }
 
 impl DeviceCapabilities {
-    /// The same device with one thing more that it can do.
+    /// Returns the device with this capability added.
     #[must_use]
     pub fn with(mut self, capability: Capability) -> Self {
         self.set(capability, true);
         self
     }
 
-    /// The same device with one thing less.
+    /// Returns the device with this capability removed.
     #[must_use]
     pub fn without(mut self, capability: Capability) -> Self {
         self.set(capability, false);
         self
     }
 
-    /// The page sizes of its own memory that can be asked for: least and recommended.
+    /// The page sizes available for its own memory: minimum and recommended.
     pub(super) fn device_pages(&self) -> [u64; 2] {
         pages(self.granularity, self.recommended_granularity)
     }
@@ -167,7 +165,7 @@ impl DeviceCapabilities {
         pages(self.host_granularity, self.recommended_host_granularity)
     }
 
-    /// What fits on the device in whole pages, of all its memory and of what is free now.
+    /// Bytes in whole pages, of the total memory and of the memory that is free now.
     pub(super) fn capacity(&self) -> (u64, u64) {
         let [least, recommended] = self.device_pages();
         let page = least.max(recommended).max(TWO_MIB);
@@ -177,7 +175,7 @@ impl DeviceCapabilities {
     }
 }
 
-/// What is no size of a page counts as 2 MiB, the size of all drivers so far.
+/// An invalid page size counts as 2 MiB, the size with all drivers so far.
 fn pages(least: u64, recommended: u64) -> [u64; 2] {
     let usual = PageClass::Small.bytes()..=1 << 40;
     let sane = |page: u64| (page.is_power_of_two() && usual.contains(&page)).then_some(page);
@@ -185,11 +183,10 @@ fn pages(least: u64, recommended: u64) -> [u64; 2] {
     [least, sane(recommended).unwrap_or(least).max(least)]
 }
 
-/// The devices of a machine, and what the policy wants to know of its host.
+/// The devices of a machine, and the properties of its host that the policy needs.
 ///
-/// A [`PlacementRequest`](super::PlacementRequest) names devices by their places in
-/// [`devices`](Self::devices). What can be done between two of them is in
-/// [`DeviceCapabilities::reaches`], for each direction apart.
+/// A [`PlacementRequest`](super::PlacementRequest) names devices by their index in [`devices`](Self::devices). Access
+/// between two devices is in [`DeviceCapabilities::reaches`], separately for each direction.
 ///
 /// ```
 /// use cuda_mem::placement::{DeviceCapabilities, Topology};
@@ -205,13 +202,13 @@ fn pages(least: u64, recommended: u64) -> [u64; 2] {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Topology {
-    /// The devices; a request names them by their places here, from 0.
+    /// The devices; a request names them by their index here, from 0.
     pub devices: Vec<DeviceCapabilities>,
-    /// Bytes of a page of the host; a power of two. 4 KiB unless set.
+    /// The page size of the host in bytes; a power of two. 4 KiB unless set.
     pub host_page: u64,
-    /// Whether all visible devices that are not among [`devices`](Self::devices) have
-    /// [concurrent managed access](Capability::ConcurrentManagedAccess), too: without it on a single one the host may
-    /// not touch managed memory while that works. True unless set.
+    /// Whether all visible devices that are not among [`devices`](Self::devices) have [concurrent managed
+    /// access](Capability::ConcurrentManagedAccess), too: if a single one lacks it, the host may not access managed
+    /// memory while that device is working. True unless set.
     pub others_concurrent_managed_access: bool,
 }
 
@@ -226,7 +223,7 @@ impl Topology {
         }
     }
 
-    /// Whether the host may touch managed memory whatever devices do, also those that do not use it.
+    /// Whether the host may access managed memory while any device works, including devices that do not use it.
     pub(super) fn shares_managed_memory(&self) -> bool {
         let can = Capability::ConcurrentManagedAccess;
         self.others_concurrent_managed_access && self.devices.iter().all(|device| device.has(can))

@@ -1,4 +1,4 @@
-//! Why memory cannot be placed as asked.
+//! Why memory cannot be placed as requested.
 
 #![forbid(unsafe_code)]
 
@@ -8,31 +8,31 @@ use super::capabilities::Capability;
 use super::pages::LIMIT;
 use crate::base::error::{Bytes, Error, ErrorKind};
 
-/// Why a request cannot be met, and what would have to change. Turns into an [`Error`](crate::Error).
+/// Why a request cannot be met, and what would have to change. Converts into an [`Error`](crate::Error).
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// No bytes were asked for.
+    /// Zero bytes were requested.
     #[error("memory of 0 bytes has no place; ask for at least one byte, or allocate nothing")]
     NoBytes,
-    /// More bytes than any address space has.
+    /// The request exceeds any address space.
     #[error(
         "{asked} bytes are more than the {} that can be placed; check how the size was computed",
         Bytes(LIMIT)
     )]
     TooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
     },
-    /// The request names a device that the machine has not.
+    /// The request names a device that is not in the topology.
     #[error(
         "device {device} is not among the {devices} of the machine; name devices by their places in \
          `Topology::devices`, from 0"
     )]
     NoSuchDevice {
-        /// The device named.
+        /// The device that the request names.
         device: usize,
-        /// How many there are.
+        /// The number of devices in the topology.
         devices: usize,
     },
     /// A device cannot do what the request needs.
@@ -44,14 +44,14 @@ pub enum PlaceError {
     Missing {
         /// The device.
         device: usize,
-        /// What it cannot do.
+        /// The capability that it lacks.
         capability: Capability,
-        /// What this is for.
+        /// Why it is needed.
         purpose: &'static str,
         /// What to change.
         remedy: &'static str,
     },
-    /// A device does not know the NUMA node of the host that is nearest to it.
+    /// The host's NUMA node nearest to a device is unknown.
     #[error(
         "device {device} names no NUMA node of the host (CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID), which \
          {purpose} needs; {remedy}"
@@ -59,37 +59,37 @@ pub enum PlaceError {
     NoHostNode {
         /// The device.
         device: usize,
-        /// What this is for.
+        /// Why it is needed.
         purpose: &'static str,
         /// What to change.
         remedy: &'static str,
     },
-    /// A device cannot use the memory of another one.
+    /// A device cannot access the memory of another one.
     #[error(
         "device {from} cannot use memory of device {to}: cuDeviceCanAccessPeer({from}, {to}) says no; \
          make device {from} the home, leave it out of the peers and copy, or ask for memory of the host \
          (`AccessPattern::Shared`)"
     )]
     NoPeerAccess {
-        /// The device that would read and write.
+        /// The device that needs access.
         from: usize,
-        /// The device whose memory it is.
+        /// The device that holds the memory.
         to: usize,
     },
-    /// There are no pages of the size asked for.
+    /// The requested page size is not available.
     #[error(
         "{place} has no pages of {asked} bytes, it has {}; ask for one of these, or for none",
         Sizes(offered)
     )]
     PageSize {
-        /// Bytes of a page, as asked for.
+        /// The requested page size, in bytes.
         asked: u64,
-        /// The sizes that can be asked for there, the smallest first.
+        /// The page sizes available there, in ascending order.
         offered: Vec<u64>,
-        /// Where the memory would be.
+        /// The location of the memory.
         place: &'static str,
     },
-    /// The device has less memory than asked for, used or not.
+    /// The request exceeds the total memory of the device.
     #[error(
         "device {device} has {}, which is less than the {} asked for{}",
         Bytes(*capacity),
@@ -99,16 +99,16 @@ pub enum PlaceError {
     NoRoom {
         /// The device.
         device: usize,
-        /// Bytes asked for of this device, in whole pages.
+        /// Bytes requested from this device, in whole pages.
         asked: u64,
-        /// Bytes that it has in whole pages.
+        /// Bytes of the device, in whole pages.
         capacity: u64,
-        /// Why the memory was not spread over several devices; `None` if there was nothing to try.
+        /// Why the memory was not striped over several devices; `None` if striping was not tried.
         striping: Option<Box<PlaceError>>,
-        /// What to change. Each of it would do.
+        /// What to change. Any one of these changes is enough.
         remedy: String,
     },
-    /// A device cannot hold its part of memory that is spread over several.
+    /// A device cannot hold its part of striped memory.
     #[error(
         "device {device} has room for {}, which is less than its part of {}",
         Bytes(*capacity),
@@ -117,26 +117,26 @@ pub enum PlaceError {
     NoRoomForShare {
         /// The device.
         device: usize,
-        /// Bytes of its part.
+        /// Bytes of the part.
         share: u64,
-        /// Bytes that it has, or that are free if that is known, in whole pages.
+        /// Free bytes of the device if known, otherwise its total, in whole pages.
         capacity: u64,
     },
-    /// Two things asked for are not to be had together, whatever the machine.
+    /// Two requested properties are incompatible on any topology.
     #[error("{first} and {second} do not go together: {why}; {remedy}")]
     Conflict {
-        /// One.
+        /// The first property.
         first: &'static str,
-        /// The other.
+        /// The second property.
         second: &'static str,
-        /// Why.
+        /// Why they are incompatible.
         why: &'static str,
         /// What to change.
         remedy: &'static str,
     },
 }
 
-/// The message, as of [`Error`](crate::Error); `{:#?}` prints the structure.
+/// Prints the message, as [`Error`](crate::Error) does; `{:#?}` prints the structure.
 impl fmt::Debug for PlaceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {

@@ -1,4 +1,4 @@
-//! The lines of the table for memory that is handed to others: step 1.
+//! The rows of the decision table for exported memory: step 1.
 
 #![forbid(unsafe_code)]
 
@@ -73,7 +73,7 @@ impl Case<'_> {
         self.mapped(Step::ExportedVmm)
     }
 
-    /// Step 1e. Of the memory that the host reaches, only that of a node goes by descriptor.
+    /// Step 1e. Of host memory, only that of a NUMA node can be exported by descriptor.
     fn exported_host(&self, export: Export) -> Result<Chosen> {
         if export != Export::PosixFd {
             return Err(PlaceError::Conflict {

@@ -1,4 +1,4 @@
-//! The records of real devices. No context is made.
+//! The capabilities of real devices. No context is created.
 
 use cuda_driver_sys::CUdevice_attribute;
 
@@ -9,19 +9,19 @@ use crate::driver::location::Location;
 use crate::mapped::vmm::PhysicalMemory;
 
 impl Topology {
-    /// Asks the driver what these devices can do. A request then names them by their places in
-    /// `devices`. About two dozen queries a device, and one for each pair; keep the answer. Of visible devices that
-    /// are not given one thing is asked:
-    /// [whether they let the host touch managed memory](Self::others_concurrent_managed_access).
+    /// Queries the driver for the capabilities of these devices. A request then names them by their index in `devices`.
+    /// This makes about two dozen queries per device and one per pair, so keep the result. Visible devices that are not
+    /// in `devices` are queried for one property only: [whether they let the host access managed
+    /// memory](Self::others_concurrent_managed_access).
     ///
-    /// No context is made, so [`free`](DeviceCapabilities::free) is `None`. Set it, for example from
-    /// [`Context::memory_info`](crate::Context::memory_info), if a full device should
-    /// lead to striping. An attribute that the driver is too old for is a no.
+    /// No context is created, so [`free`](DeviceCapabilities::free) is `None`. Set it, for example from
+    /// [`Context::memory_info`](crate::Context::memory_info), if a full device should lead to striping.
+    /// An attribute unknown to an older driver counts as unsupported.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for devices of several drivers; else as the
-    /// driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for devices of several drivers; otherwise any error that the
+    /// driver reports.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -94,7 +94,7 @@ impl DeviceCapabilities {
     }
 }
 
-/// Least and recommended.
+/// The minimum and recommended granularity.
 fn granularities(device: &Device, place: Location) -> Result<[u64; 2]> {
     let sizes = PhysicalMemory::builder_at(device.driver(), place).granularity()?;
     Ok([sizes.minimum, sizes.recommended])

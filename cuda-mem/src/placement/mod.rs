@@ -1,4 +1,4 @@
-//! Where memory should be: a pure policy that chooses among the kinds of memory that CUDA has.
+//! Memory placement: a pure policy that chooses among CUDA's kinds of memory.
 
 mod allocate;
 mod capabilities;
@@ -32,7 +32,7 @@ pub use visible::{
     VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
 };
 
-/// A kind of memory, by the calls of the driver that make it.
+/// A kind of memory, by the driver calls that allocate it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PlacementKind {
@@ -46,42 +46,43 @@ pub enum PlacementKind {
     /// Physical memory of the home device, mapped into a range of addresses.
     #[doc(alias = "cuMemCreate")]
     Vmm,
-    /// The same from several devices side by side, in equal parts; see [`Placement::stripes`].
+    /// Like `Vmm`, but in equal parts from several devices; see [`Placement::stripes`].
     VmmStriped,
-    /// Memory of the host that stays where it is. See [`PinnedResource`](crate::memory::PinnedResource).
+    /// Pinned host memory. See [`PinnedResource`](crate::memory::PinnedResource).
     #[doc(alias = "cuMemHostAlloc")]
     PinnedHost {
-        /// Whether it is write-combining: faster for a device to read, very slow for the host to.
+        /// Whether it is write-combining: faster for devices to read, very slow for the host to read.
         write_combining: bool,
     },
     /// Memory of the NUMA node of the host that is nearest to the home device.
     HostNuma {
         /// The node.
         node: u32,
-        /// Whether it comes from a pool, or else is physical memory, mapped into a range of addresses.
+        /// Whether it comes from a pool. Otherwise it is physical memory, mapped into a range of addresses.
         pool: bool,
     },
     /// Physical memory of the host, on no node in particular, mapped into a range of addresses. CUDA 13.0.
     HostVmm,
     /// From a pool of the host, in the order of a stream. CUDA 13.0.
     HostPool,
-    /// Managed memory, which moves to who touches it. See [`ManagedResource`](crate::memory::ManagedResource).
+    /// Managed memory, which migrates to the processor that accesses it. See
+    /// [`ManagedResource`](crate::memory::ManagedResource).
     #[doc(alias = "cuMemAllocManaged")]
     Managed,
 }
 
-/// Somebody who can read and write the memory.
+/// Something that can read and write the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Accessor {
     /// The threads of the host.
     Host,
-    /// A device, by its place in the [`Topology`].
+    /// A device, by its index in the [`Topology`].
     Device(usize),
 }
 
 /// Where memory should be, and why. From [`PlacementRequest::place`].
 ///
-/// Shown, it is one sentence with the reason in it. Nothing is allocated by it.
+/// Displays as one sentence that includes the reason. A placement by itself allocates nothing.
 ///
 /// ```
 /// use cuda_mem::placement::{DeviceCapabilities, Topology, PlacementRequest};
@@ -101,44 +102,44 @@ pub enum Accessor {
 pub struct Placement {
     /// The kind of memory.
     pub kind: PlacementKind,
-    /// Bytes to ask for: those of the request in whole pages.
+    /// Bytes to allocate: the requested bytes, rounded up to whole pages.
     pub size: u64,
-    /// Bytes of a page.
+    /// The page size in bytes.
     pub page_size: u64,
-    /// The class of that size.
+    /// The class of the page size.
     pub page_class: PageClass,
-    /// Whether the driver keeps to this size of a page, or chooses pages by itself and this is what to
-    /// expect.
+    /// Whether this page size is guaranteed. Otherwise the driver chooses the page size, and this is the expected one.
     pub page_size_is_fixed: bool,
-    /// The home device, by its place in the machine.
+    /// The home device, by its index in the topology.
     pub home: usize,
-    /// Everybody who can use it, the host first and then the devices in order. All read and write.
+    /// All accessors, the host first and then the devices in order. All can read and write.
     pub grants: Vec<Accessor>,
-    /// The devices that hold a part each, in the order of the addresses, if the memory is
-    /// [striped](PlacementKind::VmmStriped); else empty. A part is `size` by their number.
+    /// The devices that each hold a part, in address order, if the memory is [striped](PlacementKind::VmmStriped);
+    /// otherwise empty. A part is `size` divided by their number.
     pub stripes: Vec<usize>,
-    /// How it can be handed to others.
+    /// How the memory can be exported.
     pub export: Export,
-    /// Whether physical memory has to be created for use by other devices of the bus.
+    /// Whether physical memory has to be created for use by other devices on the bus.
     #[doc(alias = "gpuDirectRDMACapable")]
     pub gpu_direct: bool,
-    /// Whether it is to grow in its place. Mapped memory does, if [allocating](Self::allocate) keeps addresses for it.
+    /// Whether the memory can grow in place. Mapped memory can, if [allocating](Self::allocate) reserves addresses for
+    /// it.
     pub growable: bool,
-    /// Whether [allocating](Self::allocate) fills it with zeros.
+    /// Whether [allocating](Self::allocate) fills the memory with zeros.
     pub zeroed: bool,
-    /// The line of the decision table that decided.
+    /// The row of the decision table that decided.
     pub step: PlacementStep,
 }
 
 impl Placement {
-    /// Whether threads of the host can read and write it in its place, by [`PlacedBuffer::host`] and
-    /// [`PlacedBuffer::host_mut`]. Where they cannot, they copy.
+    /// Whether host threads can read and write the memory in place, by [`PlacedBuffer::host`] and
+    /// [`PlacedBuffer::host_mut`]. Otherwise they must copy.
     #[must_use]
     pub fn is_host_accessible(&self) -> bool {
         self.grants.contains(&Accessor::Host)
     }
 
-    /// The devices that can use it, in order.
+    /// The devices that can use the memory, in order.
     pub fn devices(&self) -> impl Iterator<Item = usize> + '_ {
         self.grants.iter().filter_map(|grant| match grant {
             Accessor::Host => None,

@@ -1,4 +1,4 @@
-//! The lines of the table whose memory the host reaches: steps 2 and 3.
+//! The rows of the decision table for memory that the host can access: steps 2 and 3.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ impl Case<'_> {
         self.pinned(Step::SharedInTurns, false)
     }
 
-    /// An error unless write-combining memory goes with the rest of the request.
+    /// An error unless write-combining memory is compatible with the rest of the request.
     pub(super) fn may_combine(&self) -> Result<()> {
         let request = self.request;
         let conflict = |second, why, remedy| {
@@ -91,7 +91,7 @@ impl Case<'_> {
         }
     }
 
-    /// What comes and goes is better off with a pool: making pinned memory takes longer, and its end waits for devices.
+    /// A pool suits short-lived memory better: allocating pinned memory takes longer, and freeing it waits for devices.
     fn pooled_or_pinned(&self, step: Step) -> Result<Chosen> {
         let request = self.request;
         let may_be_pool = request.lifetime == Lifetime::Short && request.page_size.is_none();
@@ -102,7 +102,7 @@ impl Case<'_> {
         self.pinned(step, false)
     }
 
-    /// Whether only mapped memory will do: what grows, and what has pages of another size than the host.
+    /// Whether only mapped memory is suitable: memory that grows, or whose page size differs from the host's.
     fn wants_mapping(&self) -> bool {
         let asked = self.request.page_size;
         self.request.growable || asked.is_some_and(|page| page != self.host_page())
@@ -122,8 +122,7 @@ impl Case<'_> {
         records.all(|device| device.has(capability))
     }
 
-    /// Memory of the nearest node. What comes and goes is better off with a pool, what stays with a
-    /// mapping.
+    /// Memory of the nearest node: from a pool if short-lived, mapped if long-lived.
     fn numa(&self) -> Option<(PlacementKind, u64)> {
         let node = self.home.host_numa_node?;
         let pools = self.all_have(Capability::HostNumaPools);
@@ -144,7 +143,7 @@ impl Case<'_> {
         }
     }
 
-    /// Memory of the host that keeps its pages where they are, for all users.
+    /// Pinned host memory, for all users.
     fn pinned(&self, step: Step, write_combining: bool) -> Result<Chosen> {
         for &user in &self.users {
             self.need(

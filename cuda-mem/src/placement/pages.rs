@@ -8,10 +8,10 @@ use crate::base::error::Bytes;
 
 pub(super) const TWO_MIB: u64 = 2 << 20;
 
-/// No request is larger: no address space has so much, and rounding up to a page cannot overflow.
+/// The largest request: larger than any address space, and rounding up to a page cannot overflow.
 pub(super) const LIMIT: u64 = 1 << 62;
 
-/// How large the pages behind memory are, in the three steps that GPUs have in common.
+/// The page size of memory, in the three classes that GPUs have in common.
 ///
 /// ```
 /// use cuda_mem::placement::PageClass;
@@ -31,7 +31,7 @@ pub enum PageClass {
 }
 
 impl PageClass {
-    /// The class for so many bytes of device memory.
+    /// The page class for this many bytes of device memory.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         [Self::Huge, Self::Big]
@@ -40,7 +40,7 @@ impl PageClass {
             .unwrap_or(Self::Small)
     }
 
-    /// The least size of a page of this class, in bytes.
+    /// The minimum page size of this class, in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         match self {
@@ -57,14 +57,14 @@ impl fmt::Display for PageClass {
     }
 }
 
-/// Bytes in whole pages. `bytes` is at most [`LIMIT`] and `page` a power of two that is no larger, so
-/// there is nothing to overflow.
+/// Rounds `bytes` up to whole pages. `bytes` is at most [`LIMIT`] and `page` a power of two that is no larger, so this
+/// cannot overflow.
 pub(super) fn whole(bytes: u64, page: u64) -> u64 {
     bytes.next_multiple_of(page)
 }
 
-/// Bytes as device memory counts them: in whole pages of 4 KiB or 64 KiB. What the policy compares with
-/// its limits, so that rounding a size up does not take it past one.
+/// Rounds `bytes` up to whole pages of 4 KiB or 64 KiB, as device memory does. The policy compares this with its
+/// limits, so that rounding up cannot exceed one.
 pub(super) fn counted(bytes: u64) -> u64 {
     whole(bytes, PageClass::of(bytes).min(PageClass::Big).bytes())
 }

@@ -1,4 +1,4 @@
-//! Memory that a placement decided on.
+//! Memory allocated as a placement decided.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,13 +12,14 @@ use crate::memory::buffer::{DeviceBuffer, Loan};
 use crate::memory::pool::MemoryPool;
 use crate::stream::Stream;
 
-/// Memory that a [`Placement`](super::Placement) decided on. From [`Placement::allocate`](super::Placement::allocate).
+/// Memory allocated as a [`Placement`](super::Placement) decided. From
+/// [`Placement::allocate`](super::Placement::allocate).
 ///
-/// Whatever it is, streams use it as they use a [`DeviceBuffer`], to which it dereferences for all that does not
-/// write, and it is an [argument](crate::kernel::Argument) of a launch. Memory that the host reaches is also a slice of the
-/// host, by [`host`](Self::host) and [`host_mut`](Self::host_mut).
+/// Whatever its kind, streams use it like a [`DeviceBuffer`], to which it dereferences for read-only operations, and it
+/// can be an [argument](crate::kernel::Argument) of a launch. Memory that the host can access is also available as a
+/// slice, by [`host`](Self::host) and [`host_mut`](Self::host_mut).
 ///
-/// What its end waits for on the host, by [kind](super::PlacementKind), dropped or [freed](Self::free):
+/// What the host waits for when the buffer is dropped or [freed](Self::free), by [kind](super::PlacementKind):
 ///
 /// | kind | waits for |
 /// |---|---|
@@ -26,7 +27,7 @@ use crate::stream::Stream;
 /// | mapped memory: `Vmm`, `VmmStriped`, `HostVmm`, `HostNuma` | its stream. If that cannot be waited for, it leaks |
 /// | `Device`, `PinnedHost`, `Managed` | its stream, and then the driver for the other streams of the device, also those that never used it |
 ///
-/// Dropped while its stream is captured, it waits for nothing: the memory goes after the capture.
+/// A drop while its stream is captured waits for nothing: the memory is freed after the capture.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -44,9 +45,9 @@ use crate::stream::Stream;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct PlacedBuffer<T: Pod> {
-    /// Nobody gets a plain one to change: another buffer could be put in its place, which the host does not reach.
+    /// Never exposed as `&mut` if plain: a caller could replace it with a buffer that the host cannot access.
     memory: Memory<T>,
-    /// Whether the host reaches a plain buffer at its address.
+    /// Whether the host can access a plain buffer at its address.
     is_of_host: bool,
     pool: Option<MemoryPool>,
 }
@@ -96,7 +97,7 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// As [`zero`](Self::zero), and also what is behind the elements in memory of its own.
+    /// As [`zero`](Self::zero), including the bytes after the elements if the memory is not shared.
     pub(super) fn zero_all(&mut self) -> Result<()> {
         match &mut self.memory {
             Memory::Plain(buffer) => {
@@ -111,7 +112,7 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// For what writes in the order of streams. It must stay the buffer that it is.
+    /// For operations that write in stream order. The buffer must not be replaced.
     pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
         match &mut self.memory {
             Memory::Plain(buffer) => buffer,
@@ -120,14 +121,14 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// The elements, for the host to read in their place. Synchronises the buffer's stream, after it waits for what
-    /// other streams still write. While the slice is borrowed nothing writes to the memory; devices may read it too.
+    /// The elements, for the host to read in place. Makes the buffer's stream wait for writes of other streams, then
+    /// synchronises it. While the slice is borrowed nothing writes to the memory; devices may also read it.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of devices, which
-    /// [`to_vec`](DeviceBuffer::to_vec) and [`copy_to`](DeviceBuffer::copy_to) copy; for managed memory as
-    /// [`ManagedBuffer::host`]; else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for device memory, which [`to_vec`](DeviceBuffer::to_vec) and
+    /// [`copy_to`](DeviceBuffer::copy_to) can copy; for managed memory as [`ManagedBuffer::host`]; otherwise any error
+    /// that the driver reports.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn host(&self) -> Result<&[T]> {
         match &self.memory {
@@ -142,8 +143,8 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// The elements, for the host to change in their place. Synchronises the buffer's stream, after it waits for other
-    /// streams that still use the memory. While the slice is borrowed no device uses it.
+    /// The elements, for the host to modify in place. Makes the buffer's stream wait for other streams that still use
+    /// the memory, then synchronises it. While the slice is borrowed no device uses the memory.
     ///
     /// # Errors
     ///
@@ -209,7 +210,7 @@ impl<T: Pod> PlacedBuffer<T> {
         self.inner().copy_from_buffer(from)
     }
 
-    /// Lends it to another stream, which may be of another device. See [`DeviceBuffer::on`].
+    /// Lends the buffer to another stream, possibly of another device. See [`DeviceBuffer::on`].
     ///
     /// # Errors
     ///
@@ -229,21 +230,22 @@ impl<T: Pod> PlacedBuffer<T> {
         self.inner().wait_for_pending_uses()
     }
 
-    /// The pool that this memory is of. If the memory was [asked for to be exported](crate::placement::Export), it is this memory's
-    /// own, and [exports](crate::MemoryPool::export_fd) it; else all placements of this place and these
-    /// users share it in a context. The access of a shared pool is fixed:
-    /// [`set_access`](crate::Pool::set_access) answers [`NotPermitted`](crate::ErrorKind::NotPermitted), because
-    /// every other placement would lose, or gain, that access too. Its other settings can be changed, and hold for
-    /// all that share it.
+    /// The pool that this memory comes from. If an [export](crate::placement::Export) was requested, the pool serves
+    /// this memory alone and can [export](crate::MemoryPool::export_fd) it. Otherwise all placements with the same
+    /// location and users share the pool within a context. The access of a shared pool is fixed:
+    /// [`set_access`](crate::Pool::set_access) returns [`NotPermitted`](crate::ErrorKind::NotPermitted), because it
+    /// would change the access of every other placement too. Its other settings can be changed, and apply to all
+    /// placements that share it.
     ///
-    /// `None` for memory of no pool, or of the one that [serves the device](crate::Device::default_resource) anyway.
+    /// `None` for memory that comes from no pool, or from the pool of the [device's default
+    /// resource](crate::Device::default_resource).
     #[must_use]
     pub fn pool(&self) -> Option<&MemoryPool> {
         self.pool.as_ref()
     }
 
-    /// Mapped memory, which moves, and grows in its place if the [request](crate::placement::PlacementRequest::growable) said so;
-    /// `None` for any other.
+    /// Mapped memory, which can move, and can grow in place if the
+    /// [request](crate::placement::PlacementRequest::growable) asked for it; `None` for any other kind.
     pub fn growable(&mut self) -> Option<&mut GrowableBuffer<T>> {
         match &mut self.memory {
             Memory::Growable(buffer) => Some(buffer),
@@ -251,7 +253,7 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// Managed memory, to be advised about and prefetched; `None` for any other.
+    /// Managed memory, for advice and prefetching; `None` for any other kind.
     pub fn as_managed(&mut self) -> Option<&mut ManagedBuffer<T>> {
         match &mut self.memory {
             Memory::Managed(buffer) => Some(buffer),
@@ -259,8 +261,8 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// Mapped memory as a buffer of its own type, such as for
-    /// [what exports it](GrowableBuffer::into_memory). Any other comes back.
+    /// Converts mapped memory into a buffer of its own type, for example for [export](GrowableBuffer::into_memory). Any
+    /// other kind is returned as the error.
     #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
     pub fn into_growable(self) -> Result<GrowableBuffer<T>, Self> {
         match self.memory {
@@ -269,7 +271,7 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// Managed memory as a buffer of its own type. Any other comes back.
+    /// Converts managed memory into a buffer of its own type. Any other kind is returned as the error.
     #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
     pub fn into_managed(self) -> Result<ManagedBuffer<T>, Self> {
         match self.memory {
@@ -278,13 +280,14 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// Frees the memory, as dropping does, and says how it went. What it waits for depends on the
-    /// kind, as [above](Self).
+    /// Frees the memory, as dropping does, and returns any error. What it waits for depends on the kind, as described
+    /// [above](Self).
     ///
     /// # Errors
     ///
-    /// As [`DeviceBuffer::free`]. The memory comes back with the error, unless the driver may have freed it
-    /// nevertheless. What of mapped memory cannot be unmapped after the wait is told to [`on_drop_failure`](crate::base::on_drop_failure).
+    /// As [`DeviceBuffer::free`]. The error returns the memory, unless the driver may have freed it nevertheless.
+    /// Mapped memory that cannot be unmapped after the wait is reported to
+    /// [`on_drop_failure`](crate::base::on_drop_failure).
     ///
     /// ```
     /// # use cuda_mem::Driver;
@@ -320,8 +323,8 @@ impl<T: Pod> PlacedBuffer<T> {
         })
     }
 
-    /// The same memory as a buffer that only streams use. Mapped memory
-    /// comes back: its buffer is [another](Self::into_growable).
+    /// Converts into a buffer that only streams use. Mapped memory is returned as the error: it has a [different buffer
+    /// type](Self::into_growable).
     #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
     pub fn into_buffer(self) -> Result<DeviceBuffer<T>, Self> {
         match self.memory {
@@ -332,7 +335,7 @@ impl<T: Pod> PlacedBuffer<T> {
     }
 }
 
-/// All that does not write.
+/// Read-only operations.
 impl<T: Pod> Deref for PlacedBuffer<T> {
     type Target = DeviceBuffer<T>;
 

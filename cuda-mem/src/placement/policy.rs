@@ -1,4 +1,4 @@
-//! The decision table. Lines are tried from the top, and the first that matches decides.
+//! The decision table. Rows are tried from the top, and the first match decides.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ pub(super) fn place(request: &PlacementRequest, machine: &Topology) -> Result<Pl
     decide(request, machine).map_err(|error| error.advised(request, machine))
 }
 
-/// As [`place`], without advice to those who are told that there is no room.
+/// As [`place`], without advice if the memory does not fit.
 pub(super) fn decide(request: &PlacementRequest, machine: &Topology) -> Result<Placement> {
     if request.bytes == 0 {
         return Err(PlaceError::NoBytes);
@@ -43,7 +43,7 @@ pub(super) fn decide(request: &PlacementRequest, machine: &Topology) -> Result<P
     Ok(case.finish(chosen))
 }
 
-/// A request beside the machine that it is for.
+/// A request together with its topology.
 pub(super) struct Case<'a> {
     pub(super) request: &'a PlacementRequest,
     pub(super) machine: &'a Topology,
@@ -52,7 +52,7 @@ pub(super) struct Case<'a> {
     pub(super) users: Vec<usize>,
 }
 
-/// What a line of the table says.
+/// The result of a row of the table.
 pub(super) struct Chosen {
     pub(super) kind: PlacementKind,
     pub(super) step: Step,
@@ -132,7 +132,7 @@ impl Case<'_> {
         }
     }
 
-    /// Steps 4a to 4d, and 5 for those who want pages of one size.
+    /// Steps 4a to 4d, and 5 for a requested page size.
     fn on_device(&self) -> Result<Chosen> {
         let request = self.request;
         let (_, free) = self.home.capacity();
@@ -183,19 +183,19 @@ impl Case<'_> {
         self.users.len() > 1
     }
 
-    /// Memory of the home in pages of the granularity.
+    /// Mapped memory of the home device, in pages of the granularity.
     pub(super) fn mapped(&self, step: Step) -> Result<Chosen> {
         let offered = self.home.device_pages();
         let page = self.kept_page(&offered, "mapped memory of the device")?;
         Ok(Chosen::fixed(PlacementKind::Vmm, step, page))
     }
 
-    /// Memory in whose pages nobody has a say.
+    /// Memory whose page size only the driver chooses.
     pub(super) fn driver_paged(&self, kind: PlacementKind, step: Step) -> Chosen {
         Chosen::new(kind, step, PageClass::of(self.request.bytes).bytes())
     }
 
-    /// The page asked for if it is offered; without one, the last, which is the recommended.
+    /// The requested page size if it is offered. Without a request, the last one, which is the recommended size.
     fn kept_page(&self, offered: &[u64; 2], place: &'static str) -> Result<u64> {
         let Some(asked) = self.request.page_size else {
             return Ok(offered[1]);
@@ -213,7 +213,7 @@ impl Case<'_> {
         })
     }
 
-    /// Step 4b: all users hold a part, and each reaches each.
+    /// Step 4b: every user holds a part, and all users can access all parts.
     fn striped(&self) -> Result<Chosen> {
         let purpose = "memory that is spread over several devices";
         let remedy = "leave it out of the peers, or ask for less";
@@ -265,8 +265,8 @@ impl Case<'_> {
         self.fits_or(|| None)
     }
 
-    /// An error if the home can never hold the bytes. Whether they are free now is not asked: a pool may
-    /// hold what is not.
+    /// An error if the home device can never hold the bytes. Free memory is not considered, because a pool may hold
+    /// memory that is not free.
     fn fits_or(&self, striping: impl FnOnce() -> Option<PlaceError>) -> Result<()> {
         let (capacity, _) = self.home.capacity();
         let asked = counted(self.request.bytes);
@@ -282,7 +282,7 @@ impl Case<'_> {
         })
     }
 
-    /// An error unless every peer can use memory of the home.
+    /// An error unless every peer can use memory of the home device.
     pub(super) fn reached(&self) -> Result<()> {
         let home = self.request.home;
         for &from in self.users.iter().filter(|user| **user != home) {

@@ -1,4 +1,4 @@
-//! Pools that placements share: making one takes milliseconds, a block of one that is there a microsecond.
+//! Pools that placements share: creating one takes milliseconds, allocating from an existing one a microsecond.
 
 use crate::base::error::Result;
 use crate::driver::device::Device;
@@ -13,8 +13,8 @@ struct Shared {
     pool: MemoryPool,
 }
 
-/// The pool at this place that these devices use: one for all placements of a context, which keeps it. `builder` makes
-/// it if there is none.
+/// The pool at this location that these devices use. All placements of a context share it, and the context keeps it.
+/// `builder` creates it if there is none.
 pub(super) fn shared(
     context: &Context,
     place: Location,

@@ -1,4 +1,4 @@
-//! The lines of the decision table, and a placement in words.
+//! The rows of the decision table, and the description of a placement.
 
 #![forbid(unsafe_code)]
 
@@ -7,7 +7,7 @@ use std::fmt;
 use super::{Accessor, Export, Placement, PlacementKind};
 use crate::base::error::Bytes;
 
-/// A line of the decision table. Shown by its name in the table, such as `4d`.
+/// A row of the decision table. Displayed by its name in the table, such as `4d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum PlacementStep {
@@ -23,25 +23,25 @@ pub enum PlacementStep {
     SharedInTurns,
     /// 2b: shared between host and devices at any time.
     Shared,
-    /// 3a: much that the host writes and devices read.
+    /// 3a: a large amount of memory that the host writes and devices read.
     HostNuma,
     /// 3b: other memory that the host writes and devices read.
     WrittenByHost,
-    /// 3c: what devices write and the host reads.
+    /// 3c: memory that devices write and the host reads.
     ReadByHost,
-    /// 3d: data that runs through.
+    /// 3d: streamed data.
     Streaming,
-    /// 3e: memory of the host that grows, or has pages of a size that was asked for.
+    /// 3e: host memory that grows or has a requested page size.
     MappedHost,
-    /// 4a: memory of devices that grows.
+    /// 4a: device memory that grows.
     Growable,
-    /// 4b: more than the home has.
+    /// 4b: more memory than the home device has.
     Striped,
-    /// 4c: short-lived memory of devices.
+    /// 4c: short-lived device memory.
     ShortLived,
-    /// 4d: long-lived memory of devices.
+    /// 4d: long-lived device memory.
     LongLived,
-    /// 5: memory of devices with pages of a size that was asked for.
+    /// 5: device memory with a requested page size.
     AskedPages,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for PlacementStep {
 }
 
 impl Placement {
-    /// Why it is this kind, in words, without the step.
+    /// Describes why this kind was chosen, without the step.
     #[must_use]
     pub fn why(&self) -> &'static str {
         use PlacementKind as K;

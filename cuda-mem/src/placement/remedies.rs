@@ -1,4 +1,4 @@
-//! What would help where there is no room: other requests, tried by the same table.
+//! Advice when memory does not fit: alternative requests, tried against the same table.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use super::policy::decide;
 use super::request::{AccessPattern, Export, PlacementRequest};
 
 impl PlaceError {
-    /// The same error; if it is that there is no room, with advice that would help.
+    /// Returns the same error, with advice added if the memory does not fit.
     pub(super) fn advised(mut self, request: &PlacementRequest, machine: &Topology) -> Self {
         if let Self::NoRoom {
             capacity, remedy, ..

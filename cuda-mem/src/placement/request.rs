@@ -1,45 +1,45 @@
-//! What a program says of memory that it needs.
+//! A program's description of the memory that it needs.
 
 #![forbid(unsafe_code)]
 
 use super::error::PlaceError;
 use super::{Placement, Topology, policy};
 
-/// Who touches the memory, and how.
+/// Who accesses the memory, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AccessPattern {
     /// Devices only.
     GpuOnly,
-    /// Devices; the host copies in or out now and then.
+    /// Devices; the host occasionally copies in or out.
     #[default]
     GpuMostly,
-    /// The host writes it, devices read it, again and again: parameters, tables.
+    /// The host writes it and devices read it repeatedly: parameters, tables.
     CpuWritesGpuReads,
     /// Devices write it, the host reads it: results, flags.
     GpuWritesCpuReads,
-    /// Host and devices read and write it at the same time, or in quick turns: flags, queues, small tables.
+    /// Host and devices read and write it at the same time, or alternate quickly: flags, queues, small tables.
     Shared,
-    /// Host and devices read and write it in long turns: before the host wants it again, a device goes over all
-    /// of it a dozen times or more. The memory moves to the side whose turn it is.
+    /// Host and devices read and write it in long turns: a device passes over all of it a dozen times or more before
+    /// the host needs it again. The memory migrates to the side whose turn it is.
     SharedInTurns,
-    /// Data that runs through: filled by one side, used once by the other, then filled anew. A ring of
-    /// batches between a disk and a GPU.
+    /// Streamed data: filled by one side, used once by the other, then refilled. For example a ring of batches between
+    /// a disk and a GPU.
     Streaming,
 }
 
-/// How long the memory stays.
+/// The lifetime of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lifetime {
-    /// It comes and goes often, such as for one step of a computation.
+    /// Allocated and freed often, for example for one step of a computation.
     Short,
-    /// It stays, such as weights or a cache.
+    /// Long-lived, such as weights or a cache.
     #[default]
     Long,
 }
 
-/// How the memory is handed to others.
+/// How the memory is exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Export {
@@ -48,13 +48,13 @@ pub enum Export {
     None,
     /// To other processes, as a file descriptor.
     PosixFd,
-    /// To other processes, also of other machines on one NVLink fabric.
+    /// To other processes, including those of other machines on one NVLink fabric.
     Fabric,
-    /// To drivers of other devices, as a dma-buf. It is placed so that it can be exported.
+    /// To drivers of other devices, as a dma-buf. The placement ensures that the memory can be exported.
     DmaBuf,
 }
 
-/// A need for memory, in words of the program: how much, who touches it, how long it stays.
+/// A request for memory in the program's terms: how much, who accesses it, and its lifetime.
 ///
 /// ```
 /// use cuda_mem::placement::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Topology, PlacementKind};
@@ -93,7 +93,7 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// So many bytes for device 0: long-lived, mostly used by it, not exported.
+    /// A request for `bytes` bytes for device 0: long-lived, mostly used by that device, not exported.
     pub fn bytes(bytes: u64) -> Self {
         Self {
             bytes,
@@ -109,7 +109,7 @@ impl PlacementRequest {
         }
     }
 
-    /// The device that uses it most, by its place in the [`Topology`].
+    /// The device that uses it most, by its index in the [`Topology`].
     pub fn home(mut self, device: usize) -> Self {
         self.home = device;
         self
@@ -121,60 +121,60 @@ impl PlacementRequest {
         self
     }
 
-    /// Who touches it.
+    /// Who accesses it.
     pub fn access(mut self, access: AccessPattern) -> Self {
         self.access = access;
         self
     }
 
-    /// How long it stays.
+    /// How long it lives.
     pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
         self.lifetime = lifetime;
         self
     }
 
-    /// It gets larger later, or its bytes move to another place, and its address stays. See
+    /// The memory can grow or its bytes can move later, while its address stays the same. See
     /// [`GrowableBuffer`](crate::mapped::GrowableBuffer).
     pub fn growable(mut self) -> Self {
         self.growable = true;
         self
     }
 
-    /// Memory past the caches of the host, for [`CpuWritesGpuReads`](AccessPattern::CpuWritesGpuReads) that the
-    /// host writes from front to back and never reads: it reads such memory very slowly. Where that is faster is
-    /// for the program to measure: on some systems it is slower to copy from, and it takes longer to make.
+    /// Write-combining memory, which bypasses the caches of the host. For
+    /// [`CpuWritesGpuReads`](AccessPattern::CpuWritesGpuReads) memory that the host writes sequentially and never
+    /// reads: host reads of such memory are very slow. Measure whether it is faster: on some systems it is slower to
+    /// copy from, and it takes longer to allocate.
     pub fn write_combining(mut self) -> Self {
         self.write_combining = true;
         self
     }
 
-    /// It is zero at first. The driver does not promise that of any kind of memory, so
-    /// [`allocate`](Placement::allocate) fills it, in the order of the stream; whole pages with all that is in them.
+    /// The memory is zero-initialised. The driver guarantees that for no kind of memory, so
+    /// [`allocate`](Placement::allocate) fills it in the order of the stream. Whole pages are filled completely.
     pub fn zeroed(mut self) -> Self {
         self.zeroed = true;
         self
     }
 
-    /// How it is handed to others.
+    /// How it is exported.
     pub fn export(mut self, export: Export) -> Self {
         self.export = export;
         self
     }
 
-    /// The size of its pages, in bytes. It is kept, or the request is refused with the sizes that there
-    /// are.
+    /// The page size in bytes. It is honoured, or the request fails with an error that lists the available sizes.
     pub fn page_size(mut self, bytes: u64) -> Self {
         self.page_size = Some(bytes);
         self
     }
 
-    /// Decides where the memory should be. Nothing is asked or allocated: the same request and machine
-    /// always give the same answer.
+    /// Decides where the memory should be. Queries and allocates nothing: the same request and topology always give the
+    /// same result.
     ///
     /// # Errors
     ///
-    /// A [`PlaceError`] that names what is missing, on which device, and what to change. Nothing that
-    /// was asked for is left out silently.
+    /// A [`PlaceError`] that names what is missing, on which device, and what to change. No requested property is
+    /// silently ignored.
     pub fn place(&self, machine: &Topology) -> Result<Placement, PlaceError> {
         policy::place(self, machine)
     }

@@ -1,5 +1,5 @@
-//! What is done when the program has waited for a stream, an event or a context: resources give back what is beyond
-//! their release threshold, as the driver's pools do then (R38).
+//! Work done after the program has waited for a stream, an event or a context: resources give back what exceeds their
+//! release threshold, as the driver's pools do then (R38).
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::base::lock::Lock;
 use crate::stream::deferred;
 
-/// Wants to know when the program has waited.
+/// An observer of the program's waits.
 pub(crate) trait AfterWait: Send + Sync {
-    /// No lock of this crate is held, and no resource is in a call of this thread. May be called from several threads
-    /// at a time.
+    /// No lock of this crate is held, and this thread is not in a call of any resource. May be called from several
+    /// threads at a time.
     fn after_wait(&self);
 }
 
 static LIST: Lock<Vec<Weak<dyn AfterWait>>> = Lock::new(Vec::new());
-/// As many as there are, so that a wait without any costs one load.
+/// The length of the list, so that a wait without observers costs one load.
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on it is told of each wait, until it is dropped. Not in a fork.
+/// Notifies the observer of each wait from now on, until it is dropped. Does nothing in a fork.
 pub(crate) fn add(observer: Weak<dyn AfterWait>) {
     let Some(mut list) = LIST.lock_unless_forked() else {
         return;

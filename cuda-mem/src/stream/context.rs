@@ -1,4 +1,4 @@
-//! The primary context of a device, contexts of others, and which context is current on a thread.
+//! The primary context of a device, contexts made by other code, and the context that is current on a thread.
 
 mod current;
 
@@ -21,14 +21,14 @@ use crate::stream::epoch::{self, Progress};
 use crate::stream::stage::Stage;
 use crate::stream::{after_wait, deferred, waits};
 
-/// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
-/// else made ([`Driver::context_from_raw`]).
+/// The primary context of a device, which the CUDA runtime and other libraries share; or a context that other code
+/// made ([`Driver::context_from_raw`]).
 ///
-/// A handle that can be cloned; a primary context is retained while any clone, or anything made from
-/// one, lives. It is never reset, and other devices are never touched.
+/// The handle can be cloned; a primary context is retained while any clone, or anything made from one, lives. It is
+/// never reset, and other devices are never touched.
 ///
-/// If nobody else in the process holds the context, dropping the last handle destroys it, and the
-/// driver waits for the work that is still queued in it (measured).
+/// If no other code in the process holds the context, dropping the last handle destroys it, and the driver waits for
+/// the work that is still queued in it (measured).
 ///
 /// ```
 /// # cuda_sim::use_if_no_driver();
@@ -44,22 +44,22 @@ pub struct Context(Arc<Retained>);
 struct Retained {
     device: Device,
     raw: CUcontext,
-    /// Of all handles of the context.
+    /// Shared by all handles of the context.
     progress: Arc<Progress>,
-    /// Retained here, and released at the end; else somebody else's.
+    /// Retained here, and released at the end; otherwise owned by other code.
     is_primary: bool,
-    /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
+    /// Events that `join` reuses. At most [`MAX_EVENTS`].
     events: Lock<Vec<CUevent>>,
-    /// For copies of windows. At most [`MAX_STAGES`].
+    /// For copying CPU mappings. At most [`MAX_STAGES`].
     stages: Lock<Vec<Stage>>,
-    /// What higher layers make once for a context. None of it holds the context.
+    /// Values that higher layers create once for a context. None of them holds the context.
     kept: Lock<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
-/// So many windows that copy may come and go at one moment without making any.
+/// How many copying CPU mappings may come and go at one moment without creating a stage.
 const MAX_STAGES: usize = 8;
 
-/// More than the joins that a program issues at one moment need; beyond it events are destroyed.
+/// More than the joins that a program issues at one moment need; events beyond that are destroyed.
 const MAX_EVENTS: usize = 64;
 
 // SAFETY: context and event handles may be used from any thread; only *current* is a state of a
@@ -82,7 +82,7 @@ impl Retained {
         }
     }
 
-    /// By its own place: each retain gets the same handle.
+    /// Identified by its own address: each retain returns the same handle.
     fn item(&self) -> Item {
         Item::new(LedgerKind::Context, std::ptr::from_ref(self)).on(self.device)
     }
@@ -108,7 +108,7 @@ impl Drop for Retained {
             // clone of it, so this is after all of that.
             let released = unsafe { raw::context::release(table, self.device.as_raw()) };
             match released {
-                // Somebody has released more than they retained: it is gone, and nothing is left to do.
+                // Other code has released more than it retained: the context is gone, and nothing is left to do.
                 Err(error) if error.kind() == ErrorKind::InvalidContext => {
                     report::too_late();
                     Ok(())
@@ -116,34 +116,34 @@ impl Drop for Retained {
                 released => released,
             }
         });
-        // The driver waits for a context that it destroys. Asked only where somebody wants to know.
+        // The driver waits for a context that it destroys. Queried only if the progress has another user.
         if Arc::strong_count(&self.progress) > 1
             && matches!(self.device.has_active_context(), Ok(false))
         {
             self.progress.advance(epoch);
         }
-        // If it was the last, its work is done.
+        // If this was the last release, the work of the context is done.
         deferred::poll();
     }
 }
 
-/// Bytes of memory on a device, at one moment and for all processes together.
+/// The memory of a device in bytes, at one moment and for all processes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Bytes that nobody has taken.
+    /// Free bytes.
     pub free: u64,
-    /// Bytes there are.
+    /// Total bytes.
     pub total: u64,
 }
 
 impl Device {
-    /// Retains the primary context of this device, which is created if no library in this process
-    /// has done so yet (some 100 ms and some hundred MB of device memory then).
+    /// Retains the primary context of this device. If no library in this process has created it yet, this creates it
+    /// (about 100 ms and some hundred MB of device memory).
     ///
     /// # Errors
     ///
-    /// As the driver answers, for example when the device is in a mode that allows no context.
+    /// Any driver error, for example when the device is in a mode that allows no context.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
     #[track_caller]
     pub fn primary_context(&self) -> Result<Context> {
@@ -158,11 +158,11 @@ impl Device {
         Ok(Context(retained))
     }
 
-    /// Whether the primary context exists, made by anybody in this process. Creates nothing.
+    /// Whether the primary context exists, whichever code in this process created it. Creates nothing.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDevicePrimaryCtxGetState")]
     pub fn has_active_context(&self) -> Result<bool> {
         // SAFETY: the device is of this driver.
@@ -171,19 +171,19 @@ impl Device {
 }
 
 impl Driver {
-    /// Hands in a context that somebody else made, such as the program's own by `cuCtxCreate`: streams and all else
-    /// are made in it, and it is never destroyed or released here. For a primary context take
-    /// [`Device::primary_context`], which keeps it.
+    /// Wraps a context that other code made, such as the program's own from `cuCtxCreate`: streams and everything else
+    /// are made in it, and it is never destroyed or released here. For a primary context use
+    /// [`Device::primary_context`], which keeps it alive.
     ///
     /// # Safety
     ///
-    /// It must be a live context of this driver, and stay so until the last handle, and everything made from one, is
+    /// It must be a live context of this driver, and remain so until the last handle, and everything made from one, is
     /// dropped; and until nothing [waits](crate::base::DropCounts) any more for work in it. Arenas refuse its streams,
-    /// because they remember those longer than can be seen from outside.
+    /// because they remember streams for longer than can be seen from outside.
     ///
     /// # Errors
     ///
-    /// [`InvalidContext`](ErrorKind::InvalidContext) for null; else as the driver answers.
+    /// [`InvalidContext`](ErrorKind::InvalidContext) for null; otherwise any driver error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -233,7 +233,7 @@ impl Driver {
 }
 
 impl Context {
-    /// Whether this is the primary context of its device, and retained by its handles.
+    /// Whether this is the primary context of its device, retained by its handles.
     #[must_use]
     pub fn is_primary(&self) -> bool {
         self.0.is_primary
@@ -257,11 +257,11 @@ impl Context {
         self.0.raw
     }
 
-    /// Waits until the device has done everything that was submitted to this context.
+    /// Blocks until the device has done everything that was submitted to this context.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let epoch = epoch::take();
@@ -277,16 +277,16 @@ impl Context {
         Ok(())
     }
 
-    /// How far the host has seen all streams of this context to have come.
+    /// How far the host has seen all streams of this context progress.
     pub(crate) fn progress(&self) -> &Arc<Progress> {
         &self.0.progress
     }
 
-    /// Bytes free and in total on the device.
+    /// Free and total bytes of the device.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemGetInfo")]
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         let _current = self.bind()?;
@@ -298,7 +298,7 @@ impl Context {
         })
     }
 
-    /// An event for ordering, from the cache or new. Give it back with [`Self::give_event`].
+    /// An event for ordering, from the cache or new. Return it with [`Self::give_event`].
     pub(crate) fn take_event(&self) -> Result<CUevent> {
         if let Some(event) = self.0.events.lock()?.pop() {
             return Ok(event);
@@ -325,7 +325,7 @@ impl Context {
         self.end_event(event);
     }
 
-    /// As [`give_event`](Self::give_event), of an event that is not to be used again.
+    /// As [`give_event`](Self::give_event), for an event that must not be used again.
     pub(crate) fn end_event(&self, event: CUevent) {
         if report::is_forked() {
             return;
@@ -335,8 +335,7 @@ impl Context {
         report::release("event", || unsafe { raw::event::destroy(table, event) });
     }
 
-    /// What small copies go through, from the cache or new. Give it back with [`Self::give_stage`], when its stream is
-    /// done.
+    /// A stage for small copies, from the cache or new. Return it with [`Self::give_stage`], when its stream is done.
     pub(crate) fn take_stage(&self) -> Result<Stage> {
         if let Some(stage) = self.0.stages.lock()?.pop() {
             return Ok(stage);
@@ -359,8 +358,8 @@ impl Context {
         }
     }
 
-    /// What `fits` among the things that were made once for this context, or else what `make` makes; it is kept until
-    /// the context ends. It must not hold the context, which would never end then.
+    /// The value kept for this context that `fits` accepts, or else the one that `make` makes; it is kept until the
+    /// context ends. It must not hold the context, which would then never end.
     pub(crate) fn keep<T: Any + Clone + Send + Sync>(
         &self,
         fits: impl Fn(&T) -> bool,
@@ -373,8 +372,8 @@ impl Context {
         if let Some(known) = find(&self.0.kept.lock()?) {
             return Ok(known);
         }
-        // Not under the lock: the hook of failures may come back here. If two threads make one at a time, the second
-        // one's is dropped again.
+        // Not under the lock: the failure hook may come back here. If two threads make one at the same time, the
+        // second one's is dropped.
         let made = make()?;
         let mut all = self.0.kept.lock()?;
         if let Some(known) = find(&all) {
@@ -387,7 +386,7 @@ impl Context {
     }
 }
 
-/// A handle that does not keep its context.
+/// A handle that does not keep its context alive.
 pub(crate) struct WeakContext(Weak<Retained>);
 
 impl WeakContext {
@@ -395,7 +394,7 @@ impl WeakContext {
         self.0.as_ptr() == Arc::as_ptr(&context.0)
     }
 
-    /// The context, if it has a handle.
+    /// The context, if a handle of it still exists.
     pub(crate) fn upgrade(&self) -> Option<Context> {
         self.0.upgrade().map(Context)
     }

@@ -1,5 +1,5 @@
-//! The queue of deferred releases: what cannot be released yet is tried again whenever the host may have
-//! seen more work done, after everything that synchronises, and when streams and contexts end.
+//! The queue of deferred releases: what cannot be released yet is retried whenever the host may have seen more work
+//! done, after everything that synchronises, and when streams and contexts end.
 //!
 //! Rules:
 //!
@@ -7,9 +7,9 @@
 //! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
 //! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
 //!   the release needs.
-//! - No try waits for the device. An entry that is not ready is tried ever less often; after a wait for a whole
-//!   context every entry is, and before each use of a stream what is released in the order of that stream.
-//! - A fork leaves all of it to the parent.
+//! - No try waits for the device. An entry that is not ready is tried less and less often; after a wait for a whole
+//!   context every entry is tried, and before each use of a stream the entries released in the order of that stream.
+//! - A fork leaves the whole queue to the parent.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,23 +22,23 @@ use crate::base::report::{self, WAITING as ENTRIES};
 
 /// Something whose release may have to wait.
 pub(crate) trait Deferred: Any + Send {
-    /// What it is, for reports.
+    /// The name of the object, for reports.
     fn name(&self) -> &'static str;
 
     /// Releases it if that is possible now, without waiting.
     fn try_release(&mut self) -> Outcome;
 }
 
-/// How a try to release something went.
+/// The result of an attempt to release something.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It is released.
     Done,
     /// Not yet.
     NotYet,
-    /// The driver refused. It is reported, and tried again.
+    /// The driver refused. The error is reported, and the release is tried again.
     Again(Error),
-    /// The driver refused. It is reported, and not tried again.
+    /// The driver refused. The error is reported, and the release is not tried again.
     GivenUp(Error),
 }
 
@@ -46,16 +46,16 @@ struct Entry {
     deferred: Box<dyn Deferred>,
     /// The number of the stream in whose order it is released.
     stream: Option<u64>,
-    /// Tries in vain.
+    /// Failed tries.
     tries: u32,
-    /// Polls that pass over it before the next try.
+    /// Polls that skip it before the next try.
     pause: u32,
 }
 
-/// The most polls that pass over an entry, such as the pool of a model's weights.
+/// The most polls that skip an entry, such as the pool of a model's weights.
 const LONGEST_PAUSE: u32 = 64;
 
-/// Passes of one poll: what a pass releases may let go of something that was deferred before.
+/// Passes of one poll: a release in one pass may make something releasable that was deferred before.
 const PASSES: usize = 4;
 
 static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
@@ -66,17 +66,17 @@ fn queue() -> MutexGuard<'static, VecDeque<Entry>> {
 }
 
 thread_local! {
-    /// How many calls of resources this thread is in.
+    /// The number of resource calls that this thread is in.
     static RESOURCE_CALLS: Cell<u32> = const { Cell::new(0) };
-    /// Whether this thread tries an entry.
+    /// Whether this thread is trying an entry.
     static IS_TRYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is in a call of a memory resource, which may hold locks of its own: nothing is given back to
-/// any resource meanwhile.
+/// This thread is in a call of a memory resource, which may hold locks of its own: meanwhile nothing is given back to
+/// any resource.
 #[derive(Debug)]
 pub(crate) struct ResourceCall {
-    /// Kept here, because a number that was just written is slow to read.
+    /// Kept here, because reading a number that was just written is slow.
     outer: u32,
 }
 
@@ -88,7 +88,7 @@ impl ResourceCall {
         Self { outer }
     }
 
-    /// Whether this thread is in one.
+    /// Whether this thread is in such a call.
     #[inline]
     pub(crate) fn is_running() -> bool {
         RESOURCE_CALLS.get() > 0
@@ -123,7 +123,7 @@ fn keep(stream: Option<u64>, deferred: Box<dyn Deferred>) {
     });
 }
 
-/// Releases something now if that is possible, or keeps it. The error is what would be reported.
+/// Releases something now if possible, or else keeps it. The error is the one that would be reported.
 pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Error> {
     if ResourceCall::is_running() {
         defer(deferred);
@@ -139,7 +139,7 @@ pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Er
     outcome
 }
 
-/// Releases what can be released now. One load if nothing waits.
+/// Releases everything that can be released now. One load if nothing waits.
 #[inline]
 pub(crate) fn poll() {
     if ENTRIES.load(Ordering::Relaxed) > 0 {
@@ -147,7 +147,7 @@ pub(crate) fn poll() {
     }
 }
 
-/// As [`poll`], after a wait for a whole context: no entry is passed over.
+/// As [`poll`], after a wait for a whole context: no entry is skipped.
 #[inline]
 pub(crate) fn poll_all() {
     if ENTRIES.load(Ordering::Relaxed) > 0 {
@@ -172,7 +172,7 @@ fn poll_entries(all: bool) {
 
 /// Whether this thread may release anything now.
 pub(crate) fn may_release() -> bool {
-    // In a fork no thread may be left to unlock the queue.
+    // In a fork there may be no thread left to unlock the queue.
     !report::is_forked() && !ResourceCall::is_running() && !IS_TRYING.get()
 }
 
@@ -192,11 +192,11 @@ impl Drop for Poll {
     }
 }
 
-/// Tries as many entries, from the front of the queue. Answers how many it has released.
+/// Tries this many entries, from the front of the queue. Returns how many it has released.
 fn pass(entries: usize, all: bool) -> usize {
     let mut released = 0;
     for _ in 0..entries {
-        // One at a time, so that the others can be found meanwhile.
+        // One at a time, so that the others stay reachable meanwhile.
         let Some(mut entry) = queue().pop_front() else {
             break;
         };
@@ -210,13 +210,13 @@ fn pass(entries: usize, all: bool) -> usize {
     released
 }
 
-/// Releases what is kept for the stream with this number and can be released now.
+/// Releases the entries of the stream with this number that can be released now.
 #[cold]
 pub(crate) fn poll_stream(number: u64) {
     release_in_order(number, Deferred::try_release);
 }
 
-/// Releases what is kept for the stream with this number in a way of the caller's. What cannot be released stays.
+/// Releases the entries of the stream with this number by calling `release`. Entries that cannot be released stay.
 pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Deferred) -> Outcome) {
     if !may_release() {
         return;
@@ -234,7 +234,7 @@ pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Def
     }
 }
 
-/// An entry that this thread tries. Unless it is released, it goes back to the queue.
+/// An entry that this thread is trying. Unless it is released, it goes back to the queue.
 struct PendingTry(Option<Entry>);
 
 impl PendingTry {
@@ -243,7 +243,7 @@ impl PendingTry {
         Self(Some(entry))
     }
 
-    /// Says whether it is gone.
+    /// Returns whether it is gone.
     fn release(mut self, release: impl FnOnce(&mut dyn Deferred) -> Outcome) -> bool {
         let Some(entry) = &mut self.0 else {
             return true;
@@ -288,7 +288,7 @@ mod tests {
 
     use super::*;
 
-    /// The queue is the process's: one test at a time.
+    /// The queue is process-wide: one test at a time.
     static TESTS: Mutex<()> = Mutex::new(());
 
     struct Wait(Arc<AtomicBool>);
@@ -307,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Its end has something of its own to defer, and polls, as the last handle of a context does.
+    /// Its drop defers something of its own, and polls, like that of the last handle of a context.
     struct Owner(Option<Wait>);
 
     impl Deferred for Owner {
@@ -392,7 +392,7 @@ mod tests {
         let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
         let ready = Arc::new(AtomicBool::new(false));
         defer(Box::new(Wait(Arc::clone(&ready))));
-        // By now many polls would pass over it.
+        // By now many polls would skip it.
         (0..200).for_each(|_| poll());
         ready.store(true, Ordering::Relaxed);
         poll_all();

@@ -1,9 +1,9 @@
-//! What the host has seen done, in epochs of one clock for the whole process.
+//! What the host has seen done, in epochs of one process-wide clock.
 //!
-//! A wait takes a epoch before it asks the driver. When it returns, everything that was submitted before the epoch
-//! was taken is done; allocators and the queue of deferred releases compare their own epochs with that and need not
-//! ask the driver again (R38). Contexts are told apart by the driver's handle, because several handles of this crate
-//! may be of one primary context.
+//! A wait takes an epoch before it calls the driver. When it returns, everything that was submitted before the epoch
+//! was taken is done; allocators and the queue of deferred releases compare their own epochs with it and need not ask
+//! the driver again (R38). Contexts are identified by the driver's handle, because several handles of this crate may
+//! refer to one primary context.
 
 #![forbid(unsafe_code)]
 
@@ -12,19 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 static CLOCK: AtomicU64 = AtomicU64::new(0);
 
-/// The present epoch. What was submitted to a stream before this was read comes before each wait, and each event,
-/// that takes this epoch or a later one.
+/// The current epoch. Work submitted to a stream before this was read precedes each wait, and each event, that takes
+/// this epoch or a later one.
 #[inline]
 pub(crate) fn now() -> u64 {
     CLOCK.load(Ordering::SeqCst) + 1
 }
 
-/// A epoch of its own, for a wait or an event that comes after this call.
+/// A new epoch, for a wait or an event that comes after this call.
 pub(crate) fn take() -> u64 {
     CLOCK.fetch_add(1, Ordering::SeqCst) + 1
 }
 
-/// How far the host has seen a stream, or all streams of a context, to have come.
+/// How far the host has seen a stream, or all streams of a context, progress.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(AtomicU64);
 
@@ -34,7 +34,7 @@ impl Progress {
         self.0.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// What was submitted with this epoch or an earlier one is done.
+    /// Work that was submitted with this epoch or an earlier one is done.
     pub(crate) fn done(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
@@ -45,8 +45,8 @@ type Contexts = Vec<((usize, usize), Weak<Progress>)>;
 
 static CONTEXTS: Mutex<Contexts> = Mutex::new(Vec::new());
 
-/// The progress of the context that a driver knows by this handle. All that ask while one of them keeps it share one.
-/// Not for a fork, where the list may be locked for good.
+/// The progress of the context that a driver knows by this handle. All callers share one value while any of them keeps
+/// it. Not for a fork, where the list may be locked permanently.
 pub(crate) fn of_context(driver: usize, handle: usize) -> Arc<Progress> {
     let key = (driver, handle);
     let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ mod tests {
         progress.advance(wait);
         assert!(before <= progress.done());
         assert!(after > progress.done());
-        // A wait that began earlier and ends later takes nothing back.
+        // A wait that began earlier and ends later does not move it back.
         progress.advance(wait - 1);
         assert_eq!(progress.done(), wait);
     }

@@ -13,7 +13,7 @@ use crate::stream::context::Context;
 use crate::stream::{Stream, StreamRef};
 use crate::stream::{after_wait, deferred, launches, waits};
 
-/// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
+/// A mark in a stream. Recording it again moves the mark; waits issued before are unaffected.
 ///
 /// ```
 /// # cuda_sim::use_if_no_driver();
@@ -37,33 +37,33 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Context {
-    /// Makes an event for ordering; it takes no time stamps and is cheap to record.
+    /// Creates an event for ordering; it takes no time stamps and is cheap to record.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuEventCreate")]
     #[track_caller]
     pub fn event(&self) -> Result<Event> {
         self.new_event(false)
     }
 
-    /// Makes an event that also takes the time; see [`Event::elapsed_ms_since`].
+    /// Creates an event that also records the time; see [`Event::elapsed_ms_since`].
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuEventCreate")]
     #[track_caller]
     pub fn timing_event(&self) -> Result<Event> {
         self.new_event(true)
     }
 
-    /// Makes an event that other processes can open; see [`Event::export`]. It takes no time stamps.
+    /// Creates an event that other processes can open; see [`Event::export`]. It takes no time stamps.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuEventCreate", "CU_EVENT_INTERPROCESS"))]
     #[track_caller]
     pub fn interprocess_event(&self) -> Result<Event> {
@@ -91,7 +91,7 @@ impl Context {
 }
 
 impl Event {
-    /// Makes the one that destroys the event.
+    /// Creates the value that destroys the event.
     #[track_caller]
     fn own(context: &Context, raw: CUevent, timing: bool) -> Self {
         let event = Self {
@@ -110,11 +110,11 @@ impl Event {
             .on(device)
     }
 
-    /// Takes over an event without time stamps.
+    /// Takes ownership of an event without time stamps.
     ///
     /// # Safety
     ///
-    /// The event must be live, of this context, and nobody else's.
+    /// The event must be live, belong to this context, and have no other owner.
     #[cfg(target_os = "linux")]
     #[track_caller]
     pub(crate) unsafe fn from_raw(context: &Context, raw: CUevent) -> Self {
@@ -135,8 +135,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the stream is of another context; else
-    /// as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the stream is of another context; otherwise any driver
+    /// error.
     #[doc(alias = "cuEventRecord")]
     pub fn record<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
         let stream = stream.into();
@@ -153,11 +153,11 @@ impl Event {
         unsafe { raw::event::record(open.queue(), self.raw) }
     }
 
-    /// Waits, on the host, until everything before the mark is done.
+    /// Blocks the host until everything before the mark is done.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         {
@@ -174,19 +174,19 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live.
         unsafe { raw::event::query(self.context.driver().table(), self.raw) }
     }
 
-    /// Milliseconds of device time from `earlier` to this event. Both must be done; resolution is
-    /// about half a microsecond.
+    /// Milliseconds of device time from `earlier` to this event. Both must be done; the resolution is about half a
+    /// microsecond.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one was made without timing;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one was created without timing;
     /// [`NotReady`](crate::ErrorKind::NotReady) if one is not done.
     #[doc(alias = "cuEventElapsedTime")]
     pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32> {
@@ -214,13 +214,13 @@ impl Event {
 }
 
 impl Stream {
-    /// Makes everything that comes to this stream from now on wait for the event's mark. Does not
-    /// wait on the host. An event that was never recorded counts as done.
+    /// Makes all later work in this stream wait for the event's mark. Does not block the host. An event that was never
+    /// recorded counts as done.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the event is of another driver; else as the
-    /// driver answers. It may be of another device.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the event is of another driver; otherwise any driver error.
+    /// The event may be of another device.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.as_ref().wait_event(event)
@@ -232,7 +232,7 @@ impl StreamRef<'_> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for that method.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;

@@ -1,4 +1,4 @@
-//! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
+//! Streams: owned, borrowed from other code, and the two default streams that every context has.
 
 mod drop_observers;
 mod gate;
@@ -28,8 +28,8 @@ use crate::stream::context::Context;
 use crate::stream::epoch::{self, Progress};
 use crate::stream::{after_wait, deferred, waits};
 
-/// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
-/// and any buffer that was allocated on it.
+/// A queue of work on a device. The handle can be cloned; the queue lives as long as any clone and any buffer that was
+/// allocated on it.
 ///
 /// Streams made here do not synchronise with the legacy default stream.
 ///
@@ -45,15 +45,15 @@ use crate::stream::{after_wait, deferred, waits};
 #[derive(Clone)]
 pub struct Stream(Shared<Inner, THREADS>);
 
-/// So many threads count the buffers of a stream without getting into each other's way.
+/// How many threads can count the buffers of a stream without contention.
 const THREADS: usize = 4;
 
 struct Inner {
     raw: CUstream,
-    // Dropped before the context, in which a foreign owner may still have something to destroy.
+    // Dropped before the context, which a foreign owner may still need to destroy something.
     owner: Owner,
     context: Context,
-    /// Releases that wait for it.
+    /// Deferred releases that wait for this stream.
     deferred: ordered::Count,
     progress: Arc<Progress>,
     drop_observers: DropObservers,
@@ -80,15 +80,15 @@ impl Inner {
     }
 }
 
-/// Who destroys the queue.
+/// The owner that destroys the queue.
 enum Owner {
-    /// We do, when the last handle goes.
+    /// This crate, when the last handle goes.
     Us,
-    /// Somebody else; this keeps them alive.
+    /// Other code; this keeps its owner alive.
     Foreign {
         keep: Option<Box<dyn Any + Send + Sync>>,
     },
-    /// Nobody: it is there as long as the context. If it is a thread's own, this is the thread.
+    /// None: the stream exists as long as the context. If it is a per-thread stream, this is the thread.
     Context(Option<ThreadId>),
 }
 
@@ -111,7 +111,7 @@ impl Drop for Inner {
         if let Owner::Foreign { keep } = &mut self.owner
             && report::is_forked()
         {
-            // What it destroys is the parent's.
+            // What it destroys belongs to the parent.
             std::mem::forget(keep.take());
         }
         if !report::is_forked() {
@@ -132,11 +132,11 @@ impl Drop for Inner {
 }
 
 impl Context {
-    /// Makes a stream that does not synchronise with the legacy default stream.
+    /// Creates a stream that does not synchronise with the legacy default stream.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuStreamCreate")]
     #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
@@ -149,9 +149,9 @@ impl Context {
         Ok(Stream::own(self, raw))
     }
 
-    /// The legacy default stream of this context. It waits for all streams that synchronise with it,
-    /// and they wait for it; those made by [`stream`](Self::stream) do not. It needs its context to be
-    /// current at every call, so this crate binds it around each, which costs tens of nanoseconds.
+    /// The legacy default stream of this context. It waits for all streams that synchronise with it, and they wait for
+    /// it; those made by [`stream`](Self::stream) do not. Its context must be current at every call, so this crate
+    /// binds it around each call, which costs tens of nanoseconds.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -167,13 +167,12 @@ impl Context {
         self.default_stream(CU_STREAM_LEGACY, None)
     }
 
-    /// The default stream that the calling thread has in this context. The driver knows it by one
-    /// handle for all threads, so it can be used on this thread only: elsewhere it answers an error.
-    /// A buffer of it that is dropped on another thread waits for the whole context there, and is
-    /// freed then.
+    /// The calling thread's default stream in this context. The driver uses one handle for all threads, so the stream
+    /// can be used on this thread only; other threads get an error. If a buffer of this stream is dropped on another
+    /// thread, that thread waits for the whole context before the buffer is freed.
     ///
-    /// A thread that has used its own stream waits for it when it ends (on Linux): the driver hangs at the end of a
-    /// thread whose own stream is busy (measured).
+    /// A thread that has used its own stream waits for it when the thread ends (on Linux): the driver hangs at the end
+    /// of a thread whose own stream is busy (measured).
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -205,7 +204,7 @@ impl Context {
 }
 
 impl Stream {
-    /// Makes the one that destroys the stream.
+    /// Creates the value that destroys the stream.
     #[track_caller]
     fn own(context: &Context, raw: CUstream) -> Self {
         let inner = Inner {
@@ -220,26 +219,26 @@ impl Stream {
         Self(Shared::new(inner))
     }
 
-    /// Takes over a stream that was made elsewhere; it is destroyed with the last handle.
+    /// Takes ownership of a stream that was made elsewhere; it is destroyed with the last handle.
     ///
     /// # Safety
     ///
-    /// `raw` must be a live stream of `context`, made by `cuStreamCreate` or its kin (not a default
-    /// stream), and nobody else may destroy it.
+    /// `raw` must be a live stream of `context`, made by `cuStreamCreate` or a similar function (not a default
+    /// stream), and no other code may destroy it.
     #[must_use]
     #[track_caller]
     pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
         Self::own(context, raw)
     }
 
-    /// Uses a stream that belongs to somebody else. `owner` is kept until the last handle, and the
-    /// last buffer of the stream, is gone; a reference-counted handle of the other library is what
-    /// belongs there, or `()` if the stream outlives everything anyway.
+    /// Uses a stream that belongs to other code. `owner` is kept until the last handle and the last buffer of the
+    /// stream are gone; pass a reference-counted handle of the other library, or `()` if the stream outlives
+    /// everything anyway.
     ///
     /// # Safety
     ///
-    /// `raw` must be a live stream of `context` while `owner` is kept, and no default stream; for those
-    /// there are [`Context::legacy_stream`] and [`Context::per_thread_stream`].
+    /// `raw` must be a live stream of `context` while `owner` is kept, and not a default stream; for those use
+    /// [`Context::legacy_stream`] and [`Context::per_thread_stream`].
     #[must_use]
     pub unsafe fn borrow_raw(
         context: &Context,
@@ -265,7 +264,7 @@ impl Stream {
         self.0.view()
     }
 
-    /// Whether this is another thread's own stream, which nothing can be ordered with.
+    /// Whether this is another thread's own stream, with which nothing can be ordered.
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
         self.as_ref().is_foreign()
@@ -296,12 +295,12 @@ impl Stream {
         self.0.raw
     }
 
-    /// Waits, on the host, until everything in this stream is done. Memory freed in it can be used
-    /// again by every stream then.
+    /// Blocks the host until everything in this stream is done. Every stream can then reuse memory that was freed in
+    /// this one.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.release_deferred();
@@ -313,12 +312,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything in this stream is done. Does not wait, and does not let other streams use
-    /// memory that was freed here; only synchronising does.
+    /// Whether everything in this stream is done. Does not wait, and does not let other streams reuse memory that was
+    /// freed here; only synchronising does.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         let epoch = epoch::take();
@@ -329,28 +328,28 @@ impl Stream {
         Ok(is_done)
     }
 
-    /// How far the host has seen this stream to have come.
+    /// How far the host has seen this stream progress.
     pub(crate) fn progress(&self) -> &Arc<Progress> {
         &self.0.progress
     }
 
-    /// A handle that does not keep the stream.
+    /// A handle that does not keep the stream alive.
     pub(crate) fn downgrade(&self) -> WeakStream {
         WeakStream(self.0.downgrade())
     }
 }
 
-/// A handle that does not keep its stream.
+/// A handle that does not keep its stream alive.
 #[derive(Clone)]
 pub(crate) struct WeakStream(WeakShared<Inner, THREADS>);
 
 impl WeakStream {
-    /// Whether the stream has not ended.
+    /// Whether the stream still exists.
     pub(crate) fn is_alive(&self) -> bool {
         self.0.is_alive()
     }
 
-    /// The stream, if it has not ended.
+    /// The stream, if it still exists.
     pub(crate) fn upgrade(&self) -> Option<Stream> {
         self.0.upgrade().map(Stream)
     }
@@ -396,7 +395,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A stream that somebody else owns, for the length of a borrow.
+/// A stream owned by other code, for the duration of a borrow.
 #[derive(Clone, Copy)]
 pub struct StreamRef<'a> {
     context: &'a Context,
@@ -405,7 +404,7 @@ pub struct StreamRef<'a> {
     thread: Option<ThreadId>,
 }
 
-/// To be called when a thread names its own stream.
+/// Called when a thread names its own stream.
 fn note_own_stream(context: &Context) {
     #[cfg(target_os = "linux")]
     thread_end::note(context);
@@ -413,7 +412,7 @@ fn note_own_stream(context: &Context) {
     let _ = context;
 }
 
-/// Whether a handle names a default stream of whatever context is current, and not one stream.
+/// Whether a handle names a default stream of whichever context is current, rather than one particular stream.
 #[inline]
 pub(crate) fn is_default(raw: CUstream) -> bool {
     raw.addr() <= CU_STREAM_PER_THREAD.addr()
@@ -424,8 +423,8 @@ impl<'a> StreamRef<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` must be a live stream of `context` for as long as the reference is used. Null and
-    /// `CU_STREAM_LEGACY` are the legacy default stream, `CU_STREAM_PER_THREAD` the calling thread's.
+    /// `raw` must be a live stream of `context` for as long as the reference is used. Null and `CU_STREAM_LEGACY` name
+    /// the legacy default stream, `CU_STREAM_PER_THREAD` names the calling thread's.
     #[must_use]
     pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
         if raw == CU_STREAM_PER_THREAD {
@@ -454,7 +453,7 @@ impl<'a> StreamRef<'a> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for that method.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.wait()?;
@@ -467,7 +466,7 @@ impl<'a> StreamRef<'a> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for that method.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         let open = self.ask()?;
@@ -475,7 +474,7 @@ impl<'a> StreamRef<'a> {
         unsafe { raw::stream::query(open.queue()) }
     }
 
-    /// As [`synchronize`](Self::synchronize), and releases nothing.
+    /// As [`synchronize`](Self::synchronize), without releasing anything.
     pub(crate) fn wait(&self) -> Result<()> {
         let open = self.ask()?;
         let _waits = waits::begin()?;
@@ -498,8 +497,7 @@ impl<'a> From<&'a Stream> for StreamRef<'a> {
 impl PartialEq for StreamRef<'_> {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        // Handles of two drivers may have the same value, and those of default streams have it in
-        // every context.
+        // Handles of two drivers may have the same value, and default streams have the same handle in every context.
         self.raw == other.raw
             && self.context.driver() == other.context.driver()
             && (!is_default(self.raw)
@@ -509,7 +507,7 @@ impl PartialEq for StreamRef<'_> {
 
 impl Eq for StreamRef<'_> {}
 
-/// As of [`Stream`].
+/// As for [`Stream`].
 impl fmt::Display for StreamRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {:p} of {}", self.raw, self.context.device())

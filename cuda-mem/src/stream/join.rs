@@ -8,17 +8,17 @@ use crate::stream::launches;
 use crate::stream::{Stream, StreamRef};
 
 impl Stream {
-    /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
-    /// The host does not wait. Nothing happens if both are the same stream.
+    /// Makes all later work in this stream wait for what is in `earlier` now. The host does not wait. Nothing happens
+    /// if both are the same stream.
     ///
-    /// Two driver calls; the event comes from a cache. Four once this process has launched or uploaded a graph through this crate:
-    /// drivers lose waits whose event is used again while another thread launches or uploads a graph in the stream that waits
-    /// (measured), so each wait has an event of its own then. Do not make a stream wait while another library launches
-    /// a graph in it on another thread.
+    /// Makes two driver calls; the event comes from a cache. Makes four once this process has launched or uploaded a
+    /// graph through this crate: drivers lose waits whose event is reused while another thread launches or uploads a
+    /// graph in the waiting stream (measured), so each wait then has its own event. Do not make a stream wait while
+    /// another library launches a graph in it on another thread.
     ///
     /// # Errors
     ///
-    /// As the driver answers. The streams may be of two devices of one driver.
+    /// Any driver error. The streams may be of two devices of one driver.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
         order(earlier.into(), self.as_ref())
@@ -26,13 +26,13 @@ impl Stream {
 }
 
 impl Stream {
-    /// Makes everything that comes to `others` from now on wait for what is in this stream now: work
-    /// that spreads over several streams. The host does not wait. This stream is marked once, however
-    /// many there are; itself among them is left out.
+    /// Makes all later work in `others` wait for what is in this stream now, to spread work over several streams. The
+    /// host does not wait. This stream is marked once, however many others there are; if it is among them, it is
+    /// skipped.
     ///
     /// # Errors
     ///
-    /// As [`wait_for`](Self::wait_for). Those before the one that failed wait.
+    /// As [`wait_for`](Self::wait_for). Streams before the one that failed do wait.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -53,12 +53,11 @@ impl Stream {
         others.try_for_each(|other| mark.make_wait(other.as_ref()))
     }
 
-    /// Makes everything that comes to this stream from now on wait for what is in each of `others` now.
-    /// The host does not wait.
+    /// Makes all later work in this stream wait for what is in each of `others` now. The host does not wait.
     ///
     /// # Errors
     ///
-    /// As [`wait_for`](Self::wait_for). Those before the one that failed are waited for.
+    /// As [`wait_for`](Self::wait_for). Streams before the one that failed are waited for.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn join<'a>(&self, others: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
         others
@@ -72,14 +71,14 @@ impl StreamRef<'_> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for that method.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
         order(earlier.into(), *self)
     }
 }
 
-/// Orders what comes to `later` after what is in `earlier`.
+/// Orders later work in `later` after what is in `earlier` now.
 pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
     if earlier == later {
         return Ok(());
@@ -93,15 +92,15 @@ fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
     driver.require_same(later.context().driver(), format_args!("the two streams"))
 }
 
-/// A point of a stream that others can be made to wait for. The event goes back to the cache, but not once a graph
-/// was launched or uploaded.
+/// A point in a stream that others can be made to wait for. The event returns to the cache, unless a graph was
+/// launched or uploaded.
 struct Mark<'a> {
     stream: StreamRef<'a>,
     event: CUevent,
 }
 
 impl<'a> Mark<'a> {
-    /// Behind everything that is in the stream now.
+    /// After everything that is in the stream now.
     fn after(stream: StreamRef<'a>) -> Result<Self> {
         let open = stream.submit()?;
         let event = stream.context().take_event()?;
@@ -115,8 +114,8 @@ impl<'a> Mark<'a> {
         check_driver(self.stream, later)?;
         let open = later.submit()?;
         let _turn = launches::wait(later.as_raw())?;
-        // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
-        // recording at this call, so the event may be used again at once, unless a graph is launched or uploaded (R179).
+        // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the recording at this
+        // call, so the event may be used again at once, unless a graph is launched or uploaded (R179).
         unsafe { raw::stream::wait(open.queue(), self.event) }
     }
 }

@@ -1,8 +1,9 @@
 //! Launches and uploads of graphs, and waits for events beside them.
 //!
-//! If a thread makes a stream wait for an event while another thread launches or uploads a graph in that stream, and the
-//! event is recorded again afterwards, the wait may be lost (R179, measured). So in one stream waits take turns with both,
-//! and once there was one no event is used for a second wait. Graphs of other libraries are not known.
+//! If a thread makes a stream wait for an event while another thread launches or uploads a graph in that stream, and
+//! the event is recorded again afterwards, the wait may be lost (R179, measured). So waits in a stream exclude
+//! launches and uploads in it, and after the first launch or upload no event is used for a second wait. Graphs of
+//! other libraries are not known.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +15,7 @@ use cuda_driver_sys::CUstream;
 use crate::base::error::Result;
 use crate::base::lock::SharedLock;
 
-/// Streams share these.
+/// Streams share these locks.
 const LOCKS: usize = 64;
 
 static TURNS: [SharedLock<()>; LOCKS] = [const { SharedLock::new(()) }; LOCKS];
@@ -33,12 +34,12 @@ pub(crate) fn have_been() -> bool {
     HAVE_BEEN.load(Ordering::SeqCst)
 }
 
-/// No graph is launched or uploaded in the stream while this lives.
+/// No graph is launched or uploaded in the stream while the guard lives.
 pub(crate) fn wait(stream: CUstream) -> Result<RwLockReadGuard<'static, ()>> {
     turns(stream).read()
 }
 
-/// The stream is made to wait for nothing while this lives.
+/// The stream is not made to wait for anything while the guard lives.
 pub(crate) fn launch(stream: CUstream) -> Result<RwLockWriteGuard<'static, ()>> {
     HAVE_BEEN.store(true, Ordering::SeqCst);
     turns(stream).write()

@@ -1,7 +1,8 @@
 //! Contexts, streams and events.
 //!
-//! A [`Context`] is created only by [`Device::primary_context`](crate::Device::primary_context). It makes streams and
-//! events. Work in one [`Stream`] runs in order; an [`Event`] orders streams with each other and with the host.
+//! A [`Context`] is created by [`Device::primary_context`](crate::Device::primary_context), or borrowed from another
+//! library. It makes streams and events. Work in one [`Stream`] runs in order; an [`Event`] orders streams with each
+//! other and with the host.
 
 pub(crate) mod after_wait;
 pub(crate) mod context;

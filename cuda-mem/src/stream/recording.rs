@@ -1,11 +1,10 @@
-//! Which streams this crate records into graphs, and how other work keeps out of the way.
+//! The streams that this crate captures into graphs, and how other work stays out of the captures.
 //!
-//! Measured: while a stream is captured in another mode than relaxed, an allocation or a free in any
-//! other stream is refused and makes the capture worthless, unless the calling thread has said that
-//! it knows what it does. Asking or waiting for a captured stream makes its capture worthless in
-//! every mode. So frees, which happen by themselves, say that they know; and what would spoil a
-//! capture of ours is refused before the driver hears of it. For captures of others the driver
-//! decides: there is nothing to know before the call.
+//! Measured: while a stream is captured in a mode other than relaxed, an allocation or a free in any other stream is
+//! refused and invalidates the capture, unless the calling thread is in relaxed capture mode. Querying or waiting for
+//! a captured stream invalidates its capture in every mode. So frees, which happen implicitly, run in relaxed mode;
+//! and operations that would invalidate a capture of this crate are refused before the driver is called. For captures
+//! by other code the driver decides: nothing is known before the call.
 
 mod exclusion;
 
@@ -25,18 +24,18 @@ use crate::driver::raw::{self, Table};
 
 pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, exclude_plainly};
 
-/// How many captures of ours run, so that the usual call costs one relaxed load.
+/// The number of captures of this crate that are running, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// How many captures of ours this thread has begun that have not ended.
+    /// The number of captures of this crate that this thread has begun and that have not ended.
     static OWN: Cell<usize> = const { Cell::new(0) };
     /// The driver's table for which this thread is in relaxed capture mode now; 0: none.
     static RELAXED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A stream, by the driver's table and its handle; the own streams of all threads have one handle.
+/// A stream, identified by the driver's table and its handle; the per-thread streams of all threads share one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
     table: usize,
@@ -59,16 +58,16 @@ fn streams() -> MutexGuard<'static, Vec<Recorded>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes that a stream is recorded, until it is dropped.
+/// Marks a stream as captured, until dropped.
 #[derive(Debug)]
 pub(crate) struct CaptureToken {
     recorded: Recorded,
-    /// It counts for the thread that made it.
+    /// It counts for the thread that created it.
     not_send: PhantomData<*mut ()>,
 }
 
 impl CaptureToken {
-    /// An error if the stream is recorded already. Waits for calls of other threads that use the stream right now;
+    /// An error if the stream is already captured. Waits for calls of other threads that use the stream right now;
     /// from then on there are none until this is dropped.
     pub(crate) fn new(table: &Table, stream: CUstream) -> Result<Self> {
         if report::is_forked() {
@@ -98,7 +97,7 @@ impl CaptureToken {
 impl Drop for CaptureToken {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
-        // In a fork nobody may be left to unlock the list.
+        // In a fork there may be no thread left to unlock the list.
         if report::is_forked() {
             return;
         }
@@ -107,19 +106,19 @@ impl Drop for CaptureToken {
     }
 }
 
-/// Whether any stream is recorded by this crate.
+/// Whether this crate captures any stream.
 #[inline]
 pub(crate) fn any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Whether this thread records a stream with this crate now.
+/// Whether this thread captures a stream with this crate now.
 pub(crate) fn is_capturing() -> bool {
     OWN.get() > 0
 }
 
-/// An error if the stream is recorded by this crate now. A capture may begin right after: what must not fall into
-/// it is done under [`exclude_captures`].
+/// An error if this crate captures the stream now. A capture may begin right afterwards: work that must stay out of it
+/// runs under [`exclude_captures`].
 #[cold]
 pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
     // A capture that is announced waits for the work that this is part of.
@@ -141,8 +140,8 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
     }
 }
 
-/// An error while this crate records any stream: making a pool, and asking it things, would make the capture
-/// worthless (R110).
+/// An error while this crate captures any stream: creating a pool, and querying it, would invalidate the capture
+/// (R110).
 pub(crate) fn refuse_trials() -> Result<()> {
     if any() {
         return Err(Error::capturing(
@@ -162,7 +161,7 @@ fn recorded_already() -> Error {
     )
 }
 
-/// Ends a capture. Beside an error there is no graph left.
+/// Ends a capture. After an error no graph is left.
 ///
 /// # Safety
 ///
@@ -177,7 +176,7 @@ pub(crate) unsafe fn end(table: &Table, stream: CUstream) -> Result<CUgraph> {
     ended.map(|()| graph)
 }
 
-/// Whether anybody captures the stream; a capture that is lost already counts too.
+/// Whether any code captures the stream; an invalidated capture still counts.
 ///
 /// # Safety
 ///
@@ -192,9 +191,8 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
     }
 }
 
-/// Runs `call`, which does no harm to a capture of another stream, so that the driver believes it. If
-/// that cannot be, nothing is called: the answer is [`ErrorKind::Capturing`](crate::ErrorKind), and the
-/// call can come later.
+/// Runs `call` in relaxed capture mode, so it cannot invalidate a capture of another stream. If the mode cannot be
+/// set, `call` is not run: the result is [`ErrorKind::Capturing`](crate::ErrorKind), and the call can be made later.
 #[cold]
 pub(crate) fn with_relaxed_capture_mode<T>(
     table: &Table,
@@ -221,7 +219,7 @@ pub(crate) fn with_relaxed_capture_mode<T>(
     answer
 }
 
-/// As [`with_relaxed_capture_mode`] while this crate records any stream; else the call alone.
+/// As [`with_relaxed_capture_mode`] while this crate captures any stream; otherwise only makes the call.
 #[inline]
 pub(crate) fn relaxed_while_capturing<T>(
     table: &Table,

@@ -1,8 +1,8 @@
-//! What small copies that the host waits for go through: a stream of its own, so that they do not queue up behind a
-//! kernel that waits for them, and pinned memory.
+//! The path of small copies that the host waits for: pinned memory, and a separate stream, so that the copies do not
+//! queue up behind a kernel that waits for them.
 //!
-//! Making the two costs most of a millisecond and giving pinned memory back waits for the device (R131), so contexts
-//! keep those that nobody uses. That is why there is no owner of either in here: it would keep the context.
+//! Creating the two takes most of a millisecond, and freeing pinned memory waits for the device (R131), so contexts
+//! keep unused stages. That is why a stage does not own the context: it would keep it alive.
 
 use std::ptr::NonNull;
 
@@ -13,15 +13,15 @@ use crate::base::report;
 use crate::driver::raw::{self, Table};
 use crate::stream::recording;
 
-/// Bytes of pinned memory. More go as well without it: the driver does the same then.
+/// Bytes of pinned memory. Larger copies do as well without it: the driver does the same for them.
 const STAGE: usize = 64 << 10;
 
-/// Of one context, which outlives it.
+/// Belongs to one context, which outlives it.
 #[derive(Debug)]
 pub(crate) struct Stage {
     table: &'static Table,
     stream: CUstream,
-    /// So many bytes that nobody else has, all of them written once.
+    /// [`STAGE`] bytes with no other owner, all of them written once.
     pinned: NonNull<u8>,
 }
 

@@ -1,8 +1,8 @@
-//! Threads of this crate that wait in the driver, and what must not be done beside them.
+//! Threads of this crate that wait in the driver, and operations that must not run at the same time.
 //!
-//! A driver crashes, hangs or loses waits if a pool is destroyed while a thread waits for a stream that has used it (R178,
-//! measured). Pools that may be kept are not destroyed at all; for the others this is what can be done. Waits of other
-//! libraries are not known, nor those inside of calls that free host memory or release a context.
+//! A driver crashes, hangs or loses waits if a pool is destroyed while a thread waits for a stream that has used it
+//! (R178, measured). Pools that may be kept are not destroyed at all; for the others there is this lock. Waits of
+//! other libraries are not known, nor those inside calls that free host memory or release a context.
 
 #![forbid(unsafe_code)]
 
@@ -13,13 +13,13 @@ use crate::base::lock::SharedLock;
 
 static WAITS: SharedLock<()> = SharedLock::new(());
 
-/// To be held by the calling thread during a wait. Waits do not nest.
+/// Held by the calling thread during a wait. Waits do not nest.
 pub(crate) fn begin() -> Result<RwLockReadGuard<'static, ()>> {
     WAITS.read()
 }
 
-/// Holds off all waits. `None` if a thread waits now: the caller tries again later, because a wait may take arbitrarily
-/// long.
+/// Excludes all waits. `None` if a thread is waiting now: the caller tries again later, because a wait may take
+/// arbitrarily long.
 pub(crate) fn nobody() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
     WAITS.try_write()
 }

@@ -1,14 +1,15 @@
-//! A reference count that costs the threads that use it most no locked instruction.
+//! A reference count that needs no locked instruction on the threads that use it most.
 //!
-//! Each of the first threads has a slot, which it alone writes; the references of all others are counted in one word,
-//! as usual. A reference that was taken on one thread may be released on another, from whose slot it is subtracted, or
-//! from the word if that slot has none. So no slot counts less than none, and the word no more than there are.
+//! Each of the first threads has a slot that only it writes; the references of all other threads are counted in one
+//! word, as usual. A reference that was taken on one thread may be released on another: it is subtracted from that
+//! thread's slot, or from the word if the slot has none. So no slot goes below zero, and the word never exceeds the
+//! number of references.
 //!
-//! When the word says that its last reference is being released, the slots are merged into it: no thread may use its
-//! slot any more ([`barrier::heavy`]), and from then on the word counts all. Until then the word counts one at least,
-//! so that whoever merges has a reference of its own, and there are no others if the slots count none.
+//! When the last reference of the word is being released, the slots are merged into it: no thread may use its slot any
+//! more ([`barrier::heavy`]), and from then on the word counts everything. Until then the word counts at least one, so
+//! that the merging thread has a reference of its own, and there are no others if the slots count none.
 //!
-//! Known as biased reference counting.
+//! This is known as biased reference counting.
 
 #![forbid(unsafe_code)]
 
@@ -23,9 +24,9 @@ const MERGING: u64 = 2;
 /// One reference in the word.
 const ONE: u64 = 4;
 
-/// The slot is free; threads count from 1.
+/// The slot is free; thread numbers start at 1.
 const NOBODY: u64 = 0;
-/// The slot is nobody's any more.
+/// The slot is closed for good.
 const CLOSED: u64 = u64::MAX;
 
 /// Everything is atomic, also what is between: a thread that has released its reference may be stopped before it
@@ -37,11 +38,11 @@ pub(crate) struct Count<const SLOTS: usize> {
     slots: [Slot; SLOTS],
 }
 
-/// As long as two cache lines, which processors fetch together.
+/// Two cache lines long, because processors fetch two together.
 #[derive(Debug)]
 struct Slot {
     owner: AtomicU64,
-    /// Not 0 while the owner is at the count. Only the owner writes it.
+    /// Not 0 while the owner is using the count. Only the owner writes it.
     busy: AtomicU64,
     count: AtomicU64,
     _apart: [AtomicU64; 13],
@@ -66,7 +67,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
         }
     }
 
-    /// One more reference, by somebody who has one. To overflow the count would take centuries.
+    /// Adds a reference, for a caller that has one. Overflow would take centuries.
     #[inline]
     pub(super) fn retain(&self) {
         self.word.fetch_add(ONE, Ordering::Relaxed);
@@ -80,7 +81,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
         }
     }
 
-    /// One more reference, by somebody who has none but keeps the memory, unless all are gone.
+    /// Adds a reference, for a caller that has none but keeps the memory, unless all are gone.
     pub(super) fn try_retain(&self) -> bool {
         let retain = |word: u64| (word != 0).then(|| word.wrapping_add(ONE));
         let retained = self
@@ -89,8 +90,8 @@ impl<const SLOTS: usize> Count<SLOTS> {
         retained.is_ok()
     }
 
-    /// One reference less. Returns whether it was the last of all; if not, the count may be gone already. Is told the
-    /// calling thread's number if it has to know.
+    /// Releases a reference. Returns whether it was the last of all; if not, the count may be gone already. Calls
+    /// `thread` for the calling thread's number only if needed.
     #[inline]
     pub(super) fn release(&self, thread: impl FnOnce() -> u64) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
     /// As [`release`](Self::release), in the slot of the calling thread, which has this number.
     #[inline]
     pub(super) fn release_by(&self, thread: u64) -> bool {
-        // While slots count it is not the last: the word counts one at least.
+        // While slots count, it is not the last: the word counts at least one.
         !self.change(thread, |count| count.checked_sub(1)) && self.release_counted(thread)
     }
 
@@ -130,7 +131,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
         self.release(|| thread)
     }
 
-    /// Changes the slot of this thread, if it has one that still counts, and if there is a change. Says whether it did.
+    /// Changes this thread's slot, if it has one that still counts, and if there is a change. Returns whether it did.
     #[inline]
     fn change(&self, thread: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
         let slot = &self.slots[thread as usize % SLOTS];
@@ -139,7 +140,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
         }
         slot.busy.store(1, Ordering::Relaxed);
         barrier::light();
-        // Either this sees that the slot is closed, or whoever closed it sees that it is busy.
+        // Either this sees that the slot is closed, or the thread that closed it sees that it is busy.
         let is_open = slot.owner.load(Ordering::Relaxed) == thread;
         let changed = change(slot.count.load(Ordering::Relaxed)).filter(|_| is_open);
         if let Some(count) = changed {
@@ -149,7 +150,7 @@ impl<const SLOTS: usize> Count<SLOTS> {
         changed.is_some()
     }
 
-    /// As [`change`](Self::change), if the slot is not this thread's yet. Apart, so that the usual way needs few
+    /// As [`change`](Self::change), if the slot is not yet this thread's. Separate, so that the usual path needs few
     /// registers.
     #[cold]
     #[inline(never)]
@@ -166,8 +167,8 @@ impl<const SLOTS: usize> Count<SLOTS> {
             let owner = slot.owner.swap(CLOSED, Ordering::Relaxed);
             is_used_elsewhere |= owner != NOBODY && owner != thread;
         }
-        // It takes microseconds. In a fork no other thread is at its slot, and one that was busy stays so; what it was
-        // about to release is nobody's there, and never released.
+        // This takes microseconds. In a fork no other thread uses its slot, and one that was busy stays so; the
+        // reference it was about to release has no owner there, and is never released.
         let has_others = is_used_elsewhere && !is_forked();
         if has_others {
             barrier::heavy();
@@ -185,11 +186,11 @@ impl<const SLOTS: usize> Count<SLOTS> {
         self.was_last(word.wrapping_add(change))
     }
 
-    /// Whether nothing is counted any more, by what the word is after a release. What others did with the object comes
-    /// before its end then.
+    /// Whether nothing is counted any more, given the word after a release. If so, what other threads did with the
+    /// object happens before its end.
     #[inline]
     fn was_last(&self, word: u64) -> bool {
-        // A load, and no fence: ThreadSanitizer knows no fences.
+        // A load instead of a fence: ThreadSanitizer does not support fences.
         word == 0 && self.word.load(Ordering::Acquire) == 0
     }
 }
@@ -199,7 +200,7 @@ fn apart<const WORDS: usize>() -> [AtomicU64; WORDS] {
 }
 
 impl Slot {
-    /// Makes the slot this thread's, if it is free.
+    /// Claims the slot for this thread, if it is free.
     #[cold]
     fn claim(&self, thread: u64) -> bool {
         let claimed =

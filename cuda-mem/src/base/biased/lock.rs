@@ -1,14 +1,15 @@
-//! A biased lock: it costs its usual thread no locked instruction.
+//! A biased lock: its usual thread needs no locked instruction.
 //!
-//! A stream's cache is nearly always used by one thread. One locked instruction costs 9 ns on some machines, as much as
-//! the whole work inside, so the lock is biased to a thread. That thread only marks itself busy and checks that it is
-//! still the owner. Any other thread takes the slow path, an ordinary mutex: it revokes the bias, makes all processors
-//! pass a barrier ([`barrier::heavy`]), and waits until the owner is not busy. From then on all threads take the slow
-//! path, until one of them has come so often in a row that the lock is biased to it.
+//! A stream's cache is nearly always used by one thread. One locked instruction costs 9 ns on some machines, as much
+//! as the whole work inside, so the lock is biased to a thread. That thread only marks itself busy and checks that it
+//! is still the owner. Any other thread takes the slow path, an ordinary mutex: it revokes the bias, makes all
+//! processors pass a barrier ([`barrier::heavy`]), and waits until the owner is not busy. From then on all threads
+//! take the slow path, until one of them has taken it often enough in a row for the lock to be biased to it.
 //!
-//! A thread may be stopped between its look at the owner and its mark, for as long as the system likes, and mark itself
-//! busy when the lock has long been another's. So each owner has a flag of its own, which it has again when the lock is
-//! biased to it once more. There are few flags: a thread that finds all of them taken by others never becomes the owner.
+//! A thread may be stopped for any length of time between its look at the owner and its mark, and may mark itself busy
+//! long after the lock has passed to another thread. So each owner has its own flag, which it gets back when the lock
+//! is biased to it again. There are few flags: a thread that finds all of them taken by others never becomes the
+//! owner.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -19,43 +20,43 @@ use super::barrier;
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, relax};
 use super::thread::is_guest;
 
-/// Nobody's number; threads count from 1.
+/// The number of no thread; thread numbers start at 1.
 const NOBODY: u64 = 0;
 
-/// How often in a row a thread takes the slow path before the lock is biased to it, at first.
+/// The initial streak: how many times in a row a thread takes the slow path before the lock is biased to it.
 const FIRST_STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
-/// Twice as often after each time that the bias was revoked, up to this: then the streak costs a few times what the
-/// revocation does. More would leave a busy thread on the slow path for long after another one came by.
+/// The streak doubles each time the bias is revoked, up to this limit: it then costs a few times as much as the
+/// revocation. A higher limit would leave a busy thread on the slow path long after another thread came by.
 const LONGEST_STREAK: u32 = 1 << 10;
 
-/// Threads that can become owners.
+/// The number of threads that can become owners.
 const OWNERS: usize = 8;
 
 pub(crate) struct BiasedLock<T> {
     /// The owner's number times [`OWNERS`], and the number of its flag.
     owner: AtomicU64,
-    /// Each is written by one thread only.
+    /// Each flag is written by one thread only.
     busy: [AtomicBool; OWNERS],
-    /// Not a spin lock: whoever has it may be stopped by the system, and then the others should sleep.
+    /// Not a spin lock: the system may stop its holder, and the others should sleep then.
     slow: Mutex<Slow>,
-    /// Threads that wait for it.
+    /// The number of threads that wait for it.
     waiting: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-/// Who took the slow path.
+/// State of the slow path.
 struct Slow {
     last: u64,
     streak: u32,
     needed: u32,
-    /// A guest has the lock, whose uses are not counted.
+    /// A guest has the lock; its uses are not counted.
     is_guest: bool,
     /// The threads that write the flags.
     owners: [u64; OWNERS],
 }
 
 impl Slow {
-    /// The number of the thread's flag, which it has for good.
+    /// The number of the thread's flag, which is permanent.
     fn flag_of(&mut self, thread: u64) -> Option<usize> {
         let flag = self
             .owners
@@ -75,7 +76,7 @@ fn owner(thread: u64, flag: usize) -> u64 {
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 impl<T> BiasedLock<T> {
-    /// The lock is the own of this thread at first.
+    /// The lock is biased to this thread at first.
     pub(crate) fn new(thread: u64, value: T) -> Self {
         let mut slow = Slow {
             last: NOBODY,
@@ -95,7 +96,7 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// Waits until this thread alone has the value. `thread` must be the calling thread's number
+    /// Waits until this thread has exclusive access to the value. `thread` must be the calling thread's number
     /// ([`thread_number`]), and the thread must not have the value already.
     ///
     /// [`thread_number`]: super::thread::number
@@ -116,7 +117,7 @@ impl<T> BiasedLock<T> {
     /// As [`lock`](Self::lock), if the lock is biased to this thread.
     #[inline]
     pub(crate) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
-        // Acquire: whoever gave the value to this thread wrote to the value before.
+        // Acquire: the thread that handed the value over wrote to it before.
         let owner = self.owner.load(Ordering::Acquire);
         if owner / OWNERS as u64 == thread {
             let busy = self.busy_flag(owner);
@@ -126,8 +127,8 @@ impl<T> BiasedLock<T> {
             );
             busy.store(true, Ordering::Relaxed);
             barrier::light();
-            // Either this sees that the value was taken away, or whoever did that sees that it is busy. Nobody gave it back
-            // meanwhile: a thread becomes the owner by what it does itself.
+            // Either this thread sees that the value was taken away, or the thread that took it sees that this one is
+            // busy. The bias cannot have come back meanwhile: a thread becomes the owner only by its own action.
             if self.owner.load(Ordering::Relaxed) == owner {
                 return Some(Guard {
                     lock: self,
@@ -190,7 +191,7 @@ impl<T> BiasedLock<T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// Biases the lock to the thread that has it, if that has come often.
+    /// Biases the lock to the thread that has it, if that thread has taken it often.
     #[cold]
     #[inline(never)]
     fn unlock_slowly(&self, mut slow: MutexGuard<'_, Slow>) {
@@ -200,7 +201,7 @@ impl<T> BiasedLock<T> {
         slow.streak = 0;
         let last = slow.last;
         if let Some(flag) = slow.flag_of(last) {
-            // Other threads come to the mutex after this.
+            // Other threads reach the mutex after this.
             self.owner.store(owner(last, flag), Ordering::Release);
         }
     }
@@ -210,19 +211,19 @@ impl<T> BiasedLock<T> {
 enum Held<'a> {
     /// By the owner, who has this mark.
     ByOwner(&'a AtomicBool),
-    /// Dropped by the guard, apart from the usual way.
+    /// Dropped by the guard, separately from the fast path.
     Slowly(ManuallyDrop<MutexGuard<'a, Slow>>),
 }
 
-/// The value, until it is dropped.
+/// Exclusive access to the value, until dropped.
 pub(crate) struct Guard<'a, T> {
     lock: &'a BiasedLock<T>,
     held: Held<'a>,
 }
 
 impl<T> Guard<'_, T> {
-    /// Whether another thread waits for the mutex. The system's mutex is not fair: while one thread sleeps, another one
-    /// takes it many times, and never waits itself.
+    /// Whether another thread waits for the mutex. The system's mutex is not fair: while one thread sleeps, another
+    /// takes it many times without ever waiting.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.lock.waiting.load(Ordering::Relaxed) > 0
     }

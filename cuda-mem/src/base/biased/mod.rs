@@ -1,11 +1,11 @@
-//! Reference-counted values whose references cost little on the threads that take and release most of them: handles,
-//! counted as usual, and what buffers hold, counted by thread ([`Count`]).
+//! Reference-counted values whose references are cheap on the threads that take and release most of them: handles,
+//! counted as usual, and references held by buffers, counted per thread ([`Count`]).
 
 mod count;
 pub(crate) mod lock;
 pub(crate) mod thread;
 
-/// What counts and locks are made of; a checker of the memory model puts its own in place.
+/// The primitives of counts and locks; a memory-model checker substitutes its own.
 pub(crate) mod sync {
     pub(super) use std::cell::UnsafeCell;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub(crate) mod sync {
     /// One round of waiting for another thread.
     pub(crate) fn relax(tries: &mut u32) {
         *tries += 1;
-        // Whoever is waited for may have been put to sleep.
+        // The thread that is waited for may have been put to sleep.
         if *tries < 64 {
             std::hint::spin_loop();
         } else {
@@ -38,7 +38,7 @@ struct Counted<T, const SLOTS: usize> {
     value: T,
 }
 
-/// As an `Arc`. References of buffers are [`Held`].
+/// Like an `Arc`. References of buffers are [`Held`].
 pub(crate) struct Shared<T, const SLOTS: usize>(NonNull<Counted<T, SLOTS>>);
 
 // SAFETY: as of `Arc`: whoever has a reference may share the value, and the last one drops it.
@@ -102,9 +102,9 @@ impl<T, const SLOTS: usize> Deref for Shared<T, SLOTS> {
     }
 }
 
-/// Of what buffers keep references.
+/// A value that buffers keep references to.
 pub(crate) trait Hold {
-    /// Another reference, counted by this thread if it can.
+    /// Another reference, counted by this thread if possible.
     fn hold(&self) -> Self;
 
     /// Releases a reference that [`hold`](Self::hold) made.
@@ -127,7 +127,7 @@ impl<T, const SLOTS: usize> Hold for Shared<T, SLOTS> {
     }
 }
 
-/// A reference that is cheap where a thread takes and releases many.
+/// A reference that is cheap on a thread that takes and releases many.
 pub(crate) struct Held<R: Hold>(ManuallyDrop<R>);
 
 impl<R: Hold> Held<R> {
@@ -154,7 +154,7 @@ impl<R: Hold> Drop for Held<R> {
     }
 }
 
-/// Does not keep the value.
+/// A weak reference.
 pub(crate) struct WeakShared<T, const SLOTS: usize>(Weak<Counted<T, SLOTS>>);
 
 impl<T, const SLOTS: usize> WeakShared<T, SLOTS> {

@@ -1,11 +1,11 @@
-//! Handles and what buffers hold, on several threads.
+//! Handles and the references of buffers, on several threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::*;
 
-/// Counts its end.
+/// Counts its drops.
 struct Noted<'a>(&'a AtomicUsize);
 
 impl Drop for Noted<'_> {

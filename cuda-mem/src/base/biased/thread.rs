@@ -1,4 +1,4 @@
-//! A number for each thread, cheap to ask for.
+//! A number for each thread, cheap to query.
 
 #![forbid(unsafe_code)]
 
@@ -11,8 +11,8 @@ thread_local! {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The calling thread's number, counted from 1. It is never given to another thread, so the owner of a lock
-/// cannot be taken for another thread.
+/// The calling thread's number, starting at 1. Numbers are never reused, so the owner of a lock cannot be mistaken for
+/// another thread.
 #[inline]
 pub(crate) fn number() -> u64 {
     let number = NUMBER.get();
@@ -29,7 +29,7 @@ fn first() -> u64 {
 /// Marks the numbers of guests.
 const GUEST: u64 = 1 << 48;
 
-/// The calling thread is a guest from now on: a lock that it takes goes back to the thread that it was taken from.
+/// Makes the calling thread a guest from now on: a lock that it takes goes back to the thread it was taken from.
 pub(crate) fn become_guest() {
     NUMBER.set(number() | GUEST);
 }

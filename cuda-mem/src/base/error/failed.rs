@@ -1,16 +1,15 @@
-//! An error of an operation that consumes what it was called on.
+//! The error of an operation that consumes its object.
 
 use std::fmt;
 
 use super::Error;
 
-/// A consuming operation failed and gives back what it was called on, so that nothing is lost.
+/// The failure of a consuming operation. It returns the object, so that nothing is lost.
 pub struct Failed<T> {
     /// Why it failed.
     pub error: Error,
-    /// The object, as it was before. `None` if the driver may have released it although it answered
-    /// an error, as it does when it reports an earlier fault: releasing it again could release what
-    /// somebody else has got since, so it is given up.
+    /// The object, unchanged. `None` if the driver may have released it despite the error, as when it reports an
+    /// earlier fault: releasing it again could release what belongs to another owner by now, so it is given up.
     pub object: Option<T>,
 }
 
@@ -29,7 +28,7 @@ impl<T> Failed<T> {
         }
     }
 
-    /// The same of what the object is a part of.
+    /// Replaces the object by the value that it is part of.
     pub(crate) fn map<U>(self, whole: impl FnOnce(T) -> U) -> Failed<U> {
         Failed {
             error: self.error,
@@ -38,15 +37,15 @@ impl<T> Failed<T> {
     }
 }
 
-/// For callers who want the error and drop the object.
+/// For callers that want the error and drop the object.
 impl<T> From<Failed<T>> for Error {
     fn from(failed: Failed<T>) -> Self {
         failed.error
     }
 }
 
-/// The message, as of [`Error`]; `{:#?}` prints the structure, with the type of the object and not what is in
-/// it, which need not be printable.
+/// The message, as for [`Error`]; `{:#?}` prints the structure, with the type of the object instead of its contents,
+/// which need not be printable.
 impl<T> fmt::Debug for Failed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
@@ -67,5 +66,5 @@ impl<T> fmt::Display for Failed<T> {
     }
 }
 
-// No source, as of `Error`.
+// No source, as for `Error`.
 impl<T> std::error::Error for Failed<T> {}

@@ -1,4 +1,4 @@
-//! Failures that come with an `errno`: those of gdrcopy's library, and of mapping a dma-buf.
+//! Failures that come with an `errno`: from gdrcopy's library, and from mapping a dma-buf.
 
 use std::io;
 
@@ -6,12 +6,12 @@ use cuda_driver_sys::gdr::GdrLoadError;
 
 use super::{Cause, Error, ErrorKind};
 
-/// What the kernel's part of the driver answers when it does not support something. No C library knows the
-/// number, so that it would print as an unknown error.
+/// The answer of the driver's kernel module when it does not support something. No C library knows the number, so it
+/// would print as an unknown error.
 const ENOTSUPP: i32 = 524;
 
 impl Error {
-    /// A function answered with a positive error number.
+    /// A function returned a positive error number.
     pub(crate) fn errno(function: &'static str, errno: i32) -> Self {
         Self::from(Cause::Errno {
             function,
@@ -33,15 +33,15 @@ impl Error {
         Self::from(Cause::NoWindow(reasons))
     }
 
-    /// The error number of the system, if a function answered with one.
+    /// The system's error number, if a function returned one.
     #[must_use]
     pub fn raw_os_error(&self) -> Option<i32> {
         self.io_error()?.raw_os_error()
     }
 
-    /// The error of the operating system, if one is the cause.
+    /// The operating system's error, if one is the cause.
     ///
-    /// [`source`](std::error::Error::source) has none, because the message says the same.
+    /// [`source`](std::error::Error::source) returns none, because the message contains the same text.
     ///
     /// ```
     /// use std::io;
@@ -68,13 +68,13 @@ impl From<GdrLoadError> for Error {
     }
 }
 
-/// The system's words, and ours for what it has none.
+/// The system's text, or ours where the system has none.
 pub(super) fn words(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(ENOTSUPP) => {
             format!("ENOTSUPP ({ENOTSUPP}), the driver's kernel module does not do this")
         }
-        // A library that finds the module too old leaves none.
+        // A library that finds the module too old sets no number.
         Some(0) => "no error number".to_owned(),
         _ => error.to_string(),
     }

@@ -1,10 +1,10 @@
-//! Kinds of failures, and which code is of which kind.
+//! Kinds of failures, and the kind of each code.
 
 use std::fmt;
 
 use cuda_driver_sys::CUresult;
 
-/// What kind of failure it was, for programs to decide on.
+/// The kind of a failure, for programs to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -12,9 +12,9 @@ pub enum ErrorKind {
     DriverMissing,
     /// No NVML library could be opened on this machine.
     NvmlMissing,
-    /// gdrcopy's library or its kernel module is not there, or this process may not use it.
+    /// gdrcopy's library or its kernel module is missing, or this process may not use it.
     GdrMissing,
-    /// The driver, NVML or gdrcopy's library is too old to have the function.
+    /// The driver, NVML or gdrcopy's library is too old to provide the function.
     SymbolMissing,
     /// The driver is not initialised in this process.
     NotInitialized,
@@ -22,60 +22,60 @@ pub enum ErrorKind {
     Deinitialized,
     /// This process is a fork; the parent's GPU objects cannot be used here.
     Forked,
-    /// No device has this ordinal, or none is visible.
+    /// No device has this ordinal, or no device is visible.
     InvalidDevice,
-    /// Not enough memory. From a pool, [`Error::out_of_memory`](crate::Error::out_of_memory) has the numbers.
+    /// Not enough memory. For pools, [`Error::out_of_memory`](crate::Error::out_of_memory) has the numbers.
     OutOfMemory,
     /// The device, the driver or the system cannot do this.
     NotSupported,
     /// This process may not do this.
     NotPermitted,
-    /// An argument is wrong. Nothing was changed.
+    /// An argument is invalid. Nothing was changed.
     InvalidValue,
-    /// No usable context, or a handle of another one.
+    /// No usable context, or a handle from another context.
     InvalidContext,
-    /// The context of the object is gone.
+    /// The object's context no longer exists.
     ContextDestroyed,
     /// The work is still running.
     NotReady,
-    /// Device code or hardware failed; the context and everything in it is lost.
+    /// Device code or hardware failed; the context and everything in it are lost.
     DeviceFault,
-    /// The object cannot be closed, or changed in this way, because it is still used.
+    /// The object cannot be closed, or changed in this way, while it is in use.
     InUse,
-    /// The other process, or what it had made, is gone.
+    /// The other process, or an object that it created, no longer exists.
     PeerGone,
-    /// The other process could not do its part; the text has its error.
+    /// The other process failed to do its part; the text contains its error.
     PeerFailed,
     /// The operating system refused something; see [`Error::io_error`](crate::Error::io_error).
     System,
-    /// A stream is being captured into a graph, and this cannot be done meanwhile.
+    /// A stream is being captured into a graph, and this operation is not possible meanwhile.
     Capturing,
-    /// Something is still there that has to go first: memory that the last launch of a graph has left, or
-    /// what the [`Ledger`](crate::ledger::Ledger) lists.
+    /// Something must be freed first: memory left by the last launch of a graph, or what the
+    /// [`Ledger`](crate::ledger::Ledger) lists.
     StillAllocated,
-    /// Code cannot be loaded: it is for other devices or a newer driver, or is no code.
+    /// Code cannot be loaded: it is for other devices or a newer driver, or it is not code at all.
     /// [`Error::jit_log`](crate::Error::jit_log) may say more.
     InvalidImage,
-    /// There is nothing of this name.
+    /// Nothing has this name.
     NotFound,
-    /// The memory, or a part of it, is registered with the driver already. Nothing was changed.
+    /// The memory, or part of it, is already registered with the driver. Nothing was changed.
     AlreadyRegistered,
     /// The memory is not registered with the driver. Nothing was changed.
     NotRegistered,
-    /// None of the windows that were allowed can be had; the text has the reason of each.
+    /// None of the allowed CPU mappings is available; the text gives the reason for each.
     NoWindow,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
 }
 
 impl ErrorKind {
-    /// Whether the driver answers so of a context that has ended, also after it was made anew.
+    /// Whether the driver reports this kind for a context that has ended, even if it was created anew.
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::InvalidContext | Self::ContextDestroyed)
     }
 }
 
-/// A few words, such as `out of memory`.
+/// A short phrase, such as `out of memory`.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -1,4 +1,4 @@
-//! The numbers of an out-of-memory error, and bytes for people.
+//! The numbers of an out-of-memory error, and byte counts for display.
 
 use std::fmt;
 
@@ -6,35 +6,36 @@ use cuda_driver_sys::CUresult;
 
 use super::ErrorKind;
 
-/// What was there when memory ran out, and what was tried. Bytes throughout; `None` where nobody said.
+/// The state of memory when it ran out, and the remedies that were tried. Sizes are in bytes; `None` means unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes of the request that failed.
     pub asked: u64,
-    /// Bytes that the pool has handed out.
+    /// Bytes allocated from the pool.
     pub pool_used: Option<u64>,
-    /// The most that the pool had handed out since the last reset.
+    /// Peak of the bytes allocated from the pool since the last reset.
     pub pool_used_high: Option<u64>,
     /// Bytes of device memory that the pool holds.
     pub pool_reserved: Option<u64>,
-    /// The most that the pool has held since the last reset.
+    /// Peak of the bytes held by the pool since the last reset.
     pub pool_reserved_high: Option<u64>,
-    /// Bytes free on the device, for every process.
+    /// Bytes free on the device, across all processes.
     pub device_free: Option<u64>,
-    /// Bytes of the device.
+    /// Total bytes of device memory.
     pub device_total: Option<u64>,
-    /// What was done before giving up, in order. Empty unless a [`RecoveryPolicy`](crate::memory::RecoveryPolicy) was asked.
+    /// The remedies tried before giving up, in order. Empty unless a [`RecoveryPolicy`](crate::memory::RecoveryPolicy)
+    /// was consulted.
     pub tried: Vec<Attempt>,
 }
 
-/// Something that was done because memory had run out, before the request was made again.
+/// A remedy that was tried when memory ran out, before the request was repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// What.
+    /// The remedy.
     pub remedy: Remedy,
-    /// How it failed, if it did. The request was made again all the same.
+    /// Its error, if it failed. The request was repeated all the same.
     pub error: Option<ErrorKind>,
 }
 
@@ -44,25 +45,25 @@ impl Attempt {
     }
 }
 
-/// What can be done when memory has run out. A step of a [`RecoveryPolicy`](crate::memory::RecoveryPolicy).
+/// A remedy for running out of memory: a step of a [`RecoveryPolicy`](crate::memory::RecoveryPolicy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// Nothing but asking again.
+    /// Only repeats the request.
     Retry,
-    /// Caches of the resource, and of those below it, gave back what they do not use.
+    /// Caches of the resource, and of its upstreams, gave back what they do not use.
     FlushCaches,
     /// The host waited for the stream of the request.
     WaitForStream,
     /// The host waited for everything in the stream's context.
     WaitForDevice,
-    /// A pool gave back what it kept unused.
+    /// A pool gave back the memory that it kept unused.
     TrimPool,
-    /// The device took back what graphs keep unused.
+    /// The device took back unused memory of graphs.
     TrimGraphMemory,
-    /// The program was asked to do something.
+    /// A callback of the program was called.
     Callback,
-    /// The thread paused and asked again, several times, so that other threads could give memory back.
+    /// The thread paused and retried several times, so that other threads could give memory back.
     WaitForOthers,
 }
 
@@ -81,7 +82,7 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// Who says that there is no memory.
+/// The source of an out-of-memory error.
 #[derive(Debug)]
 pub(super) enum Refusal {
     Driver {
@@ -103,7 +104,7 @@ impl Refusal {
 
     pub(super) fn advice(&self, memory: &OutOfMemory) -> &'static str {
         match self {
-            // A pool's numbers, or none because the driver is too old to say.
+            // A pool's numbers, or none if the driver is too old to report them.
             Self::Driver { .. }
                 if memory.pool_reserved.is_some() || memory.device_free.is_none() =>
             {
@@ -159,7 +160,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// Bytes for people: `40.0 MiB`, and exact below one KiB.
+/// A byte count for display: `40.0 MiB`, exact below one KiB.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes(pub(crate) u64);
 

@@ -9,7 +9,7 @@ use cuda_driver_sys::{CUresult, CudaVersion, MissingSymbol};
 
 use super::{Attempt, Cause, Error, ErrorKind, Failed, OutOfMemory, Refusal, Remedy, took_effect};
 
-/// The name of a variant. Without a wildcard, so that a new one has to be added, here and to `samples`.
+/// The name of a variant. There is no wildcard, so a new variant has to be added here and to `samples`.
 fn name(cause: &Cause) -> &'static str {
     match cause {
         Cause::Load(_) => "Load",
@@ -46,7 +46,7 @@ fn name(cause: &Cause) -> &'static str {
     }
 }
 
-/// As many as `name` has arms.
+/// The number of arms of `name`.
 const VARIANTS: usize = 31;
 
 fn gone() -> io::Error {
@@ -176,7 +176,7 @@ fn every_cause_is_printed_as_its_message_and_on_request_as_its_structure() {
     }
 }
 
-/// The message has the words of what is below it, so nothing may say them a second time.
+/// The message contains the text of the underlying error, so nothing may repeat it.
 #[test]
 #[cfg(not(miri))]
 fn a_chain_of_errors_says_nothing_twice() {

@@ -1,4 +1,4 @@
-//! What gdrcopy's kernel module tells under `/proc/driver/gdrdrv`.
+//! What gdrcopy's kernel module reports under `/proc/driver/gdrdrv`.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,8 @@ use crate::base::error::{Error, Result};
 
 const FOLDER: &str = "/proc/driver/gdrdrv";
 
-/// What gdrcopy's kernel module tells about itself. From [`Gdr::kernel_facts`](crate::cpu_mapping::Gdr::kernel_facts).
+/// What gdrcopy's kernel module reports about itself. From
+/// [`Gdr::kernel_facts`](crate::cpu_mapping::Gdr::kernel_facts).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GdrKernelInfo {
@@ -15,12 +16,12 @@ pub struct GdrKernelInfo {
     pub version: Option<String>,
     /// Whether it was built for the driver's `opensource` or `proprietary` modules.
     pub flavour: Option<String>,
-    /// Whether mappings outlive the memory that they show.
+    /// Whether mappings outlive their memory.
     pub is_persistent: Option<bool>,
-    /// All that `params` says, in its order and words.
+    /// All entries of `params`, in order and verbatim.
     pub parameters: Vec<(String, String)>,
-    /// How often pages of devices are pinned at present, by all processes. Only told by a module that was loaded with
-    /// `dbg_enabled=1`, and to root.
+    /// The current number of pins of device pages, of all processes. Only reported to root, by a module loaded with
+    /// `dbg_enabled=1`.
     pub pinned: Option<i64>,
 }
 
@@ -61,7 +62,7 @@ impl GdrKernelInfo {
     }
 }
 
-/// `None` for what is not there, or not for us.
+/// `None` if the file does not exist or cannot be accessed.
 fn text(path: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

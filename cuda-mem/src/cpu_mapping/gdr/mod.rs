@@ -32,8 +32,8 @@ use crate::driver::raw;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// [`CpuMapping`](crate::cpu_mapping::CpuMapping)s use it by themselves. It stays open until the process ends. In a fork nothing of it
-/// can be used.
+/// [`CpuMapping`](crate::cpu_mapping::CpuMapping)s use it by themselves. It stays open until the process ends. It
+/// cannot be used in a fork.
 #[derive(Clone, Copy)]
 pub struct Gdr(&'static Open);
 
@@ -95,8 +95,8 @@ impl Gdr {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](ErrorKind::NotSupported) if the library does without one; else as the library answers;
-    /// [`SymbolMissing`](ErrorKind::SymbolMissing) before version 2.0.
+    /// [`NotSupported`](ErrorKind::NotSupported) if the library works without a kernel module; otherwise any error that
+    /// the library reports; [`SymbolMissing`](ErrorKind::SymbolMissing) before version 2.0.
     #[doc(alias = "gdr_driver_get_version")]
     pub fn driver_version(&self) -> Result<(u32, u32)> {
         if self.uses_dma_buf()? {
@@ -110,18 +110,18 @@ impl Gdr {
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Whether mappings outlive the memory that they show: then reading one after the memory was freed reads, and
-    /// does not end the process. No window lives so long.
+    /// Whether mappings outlive their memory: reading one after the memory was freed then does not end the process. No
+    /// [`CpuMapping`](crate::cpu_mapping::CpuMapping) lives that long.
     ///
     /// # Errors
     ///
-    /// As the library answers; libraries before 2.5 say no.
+    /// Any error that the library reports; libraries before 2.5 say no.
     #[doc(alias = "GDR_ATTR_USE_PERSISTENT_MAPPING")]
     pub fn is_persistent(&self) -> Result<bool> {
         self.attribute(gdr_attr_t::GDR_ATTR_USE_PERSISTENT_MAPPING)
     }
 
-    /// Whether memory can be pinned for access over PCIe where a coherent link is there. It may fail all the same.
+    /// Whether memory can be pinned for access over PCIe where a coherent link exists. Pinning may still fail.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Gdr {
         self.attribute(gdr_attr_t::GDR_ATTR_USING_DMA_BUF_MMAP)
     }
 
-    /// What an older library does not know, it has not.
+    /// Features unknown to an older library are reported as absent.
     fn attribute(&self, attribute: gdr_attr_t) -> Result<bool> {
         let handle = self.handle()?;
         // SAFETY: the handle is open, and this thread has it alone.
@@ -162,18 +162,18 @@ impl Gdr {
     ///
     /// # Errors
     ///
-    /// As the library answers; [`SymbolMissing`](ErrorKind::SymbolMissing) before version 2.5.
+    /// Any error that the library reports; [`SymbolMissing`](ErrorKind::SymbolMissing) before version 2.5.
     #[doc(alias = "gdr_get_mapping_type_string")]
     pub fn mapping_name(&self, kind: gdr_mapping_type_t) -> Result<String> {
         // SAFETY: the table is gdrcopy's.
         unsafe { raw::gdr::mapping_name(self.table(), kind) }
     }
 
-    /// What the kernel module tells about itself; `None` where it tells nothing.
+    /// What the kernel module reports about itself; `None` where it reports nothing.
     ///
     /// # Errors
     ///
-    /// [`System`](ErrorKind::System) if what is there cannot be read.
+    /// [`System`](ErrorKind::System) if its files cannot be read.
     #[doc(alias = "/proc/driver/gdrdrv")]
     pub fn kernel_facts() -> Result<Option<GdrKernelInfo>> {
         GdrKernelInfo::read()

@@ -1,4 +1,4 @@
-//! Which kinds of window to try, in which order: a pure function.
+//! Which kinds of mapping to try, and in which order: a pure function.
 
 use std::fmt;
 
@@ -6,30 +6,30 @@ use super::kind::{CpuMappingKind, CpuMappingReason, MappingKind};
 use super::options::CpuMappingOptions;
 use crate::driver::pointer::MemoryKind;
 
-/// What the choice depends on beside the options.
+/// What the choice depends on, in addition to the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CpuMappingInfo {
     /// Where the memory is.
     pub memory: MemoryKind,
-    /// Whether threads of the host may touch the memory, if it is the host's.
+    /// Whether host threads may access the memory, if it is host memory.
     pub host_access: bool,
-    /// What the processor does with accesses to the memory, if it is the host's.
+    /// How the processor treats accesses to the memory, if it is host memory.
     pub host_mapping: MappingKind,
-    /// Whether the driver says that others may reach the memory; `None` if it does not tell.
+    /// Whether the driver reports that third parties may access the memory; `None` if it does not say.
     pub gpu_direct: Option<bool>,
-    /// Whether the block has the pages of the GPU around the window for itself.
+    /// Whether the block shares none of the GPU pages around the mapping.
     pub own_pages: bool,
-    /// Whether the device says that dma-bufs of its memory can be mapped.
+    /// Whether the device reports that dma-bufs of its memory can be mapped.
     pub dma_buf_mapping: bool,
     /// Bytes of BAR1 that a mapping would take.
     pub bar1_needed: u64,
-    /// Bytes of BAR1 that are free; `None` if nobody tells.
+    /// Bytes of BAR1 that are free; `None` if unknown.
     pub bar1_free: Option<u64>,
 }
 
 impl CpuMappingInfo {
-    /// Memory of a device, of which nothing speaks against a window, and nothing for one.
+    /// Device memory about which nothing else is known.
     #[must_use]
     pub fn of(memory: MemoryKind) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl CpuMappingInfo {
     }
 }
 
-/// What was decided. The [`CpuMappingChoice::kind`] of an open window is the one that it has.
+/// The decision. For an open mapping, [`CpuMappingChoice::kind`] is its actual kind.
 #[derive(Clone, Debug)]
 pub struct CpuMappingChoice {
     /// Those that may work, the best first.
@@ -55,7 +55,7 @@ pub struct CpuMappingChoice {
 }
 
 impl CpuMappingChoice {
-    /// Decides by info and wishes alone: asks nobody, and always answers the same.
+    /// Decides from the info and options alone: makes no queries and is deterministic.
     ///
     /// ```
     /// use cuda_mem::cpu_mapping::{CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions};
@@ -91,19 +91,19 @@ impl CpuMappingChoice {
         choice
     }
 
-    /// The one that was taken, or would be tried first; `None` if none is left.
+    /// The kind that was taken or would be tried first; `None` if none is left.
     #[must_use]
     pub fn kind(&self) -> Option<CpuMappingKind> {
         self.candidates.first().copied()
     }
 
-    /// Those that may work, the best first. Of an open window it is the one that it has.
+    /// The kinds that may work, the best first. For an open mapping, only its actual kind.
     #[must_use]
     pub fn candidates(&self) -> &[CpuMappingKind] {
         &self.candidates
     }
 
-    /// The others, each with the reason, in the order in which they were looked at.
+    /// The rejected kinds, each with the reason, in the order in which they were considered.
     #[must_use]
     pub fn left_out(&self) -> &[(CpuMappingKind, CpuMappingReason)] {
         &self.left_out

@@ -1,31 +1,31 @@
-//! The kinds of windows, and why one is not taken.
+//! The kinds of CPU mapping, and why one is not taken.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::base::error::{Bytes, Error};
 
-/// How a window reaches the memory.
+/// How a mapping accesses the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CpuMappingKind {
-    /// The memory is the host's own: the processor loads and stores it, and devices reach it over the bus.
+    /// The memory is on the host: the processor accesses it directly, and devices access it over the bus.
     HostMapped,
     /// A dma-buf of the device's memory, mapped. CUDA 13.3 or newer with the open kernel modules.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
     DmaBuf,
-    /// gdrcopy maps the device's memory. Its kernel module and library must be there.
+    /// gdrcopy maps the device's memory. Needs its kernel module and library.
     #[doc(alias("gdrcopy", "gdr_map"))]
     Gdrcopy,
-    /// No window into the memory: copies by the driver through pinned memory, each waited for. Works everywhere.
+    /// No direct mapping: synchronous copies by the driver through pinned memory. Works everywhere.
     Copies,
 }
 
 impl CpuMappingKind {
-    /// All of them, in the order in which they are tried.
+    /// All kinds, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::HostMapped, Self::DmaBuf, Self::Gdrcopy, Self::Copies];
 
-    /// Whether the processor reaches the memory itself, so that a running kernel sees what is stored.
+    /// Whether the processor accesses the memory directly, so that a running kernel sees stores.
     #[must_use]
     pub fn is_direct(self) -> bool {
         self != Self::Copies
@@ -43,7 +43,7 @@ impl fmt::Display for CpuMappingKind {
     }
 }
 
-/// What the processor does with its accesses to a mapping.
+/// How the processor treats accesses to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MappingKind {
@@ -51,9 +51,9 @@ pub enum MappingKind {
     WriteCombining,
     /// Cached, and kept coherent with the device.
     Cached,
-    /// As device memory of ARM: every access by itself, in order and aligned.
+    /// ARM device memory: every access is separate, in order and aligned.
     Device,
-    /// The back end does not tell.
+    /// The back end does not report it.
     Unknown,
 }
 
@@ -68,19 +68,19 @@ impl fmt::Display for MappingKind {
     }
 }
 
-/// Why a kind of window was not taken.
+/// Why a kind of mapping was not taken.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CpuMappingReason {
-    /// The caller does not want it.
+    /// The options exclude it.
     Refused,
-    /// It is for memory of the host, and this is a device's.
+    /// It is for host memory, and this is device memory.
     MemoryOfDevice,
-    /// Threads of the host have no access to this memory of the host; a touch would end the process.
+    /// Host threads have no access to this host memory; accessing it would end the process.
     NoAccess,
-    /// It is for memory of a device, and this is the host's.
+    /// It is for device memory, and this is host memory.
     MemoryOfHost,
-    /// Managed memory moves about.
+    /// Managed memory migrates.
     ManagedMemory,
     /// The driver says that others cannot reach this memory (pool memory before CUDA 13.4, and mapped memory that was
     /// not made for it).
@@ -90,18 +90,18 @@ pub enum CpuMappingReason {
     SharedPages,
     /// The devices say that dma-bufs cannot be mapped: attribute 152 of CUDA 13.3 is not there or 0.
     NoDmaBufMapping,
-    /// A kind of mapping was asked for that the back end cannot promise.
+    /// The back end cannot guarantee the requested kind of mapping.
     NoSuchMapping,
-    /// The window through which the processor reaches the device's memory is full.
+    /// BAR1, through which the processor accesses device memory, is full.
     Bar1Full {
         /// Bytes that are needed.
         needed: u64,
         /// Bytes that are free.
         free: u64,
     },
-    /// It was tried, and this was the answer.
+    /// It was tried and failed with this error.
     Failed(Arc<Error>),
-    /// One that comes before it was taken.
+    /// An earlier kind was taken.
     NotNeeded,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that suits a window.
+//! Memory that is suitable for a CPU mapping.
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute as Attribute;
@@ -17,11 +17,11 @@ use crate::stream::Stream;
 const OWN_PAGES: usize = 2 << 20;
 
 impl CpuMappingOptions {
-    /// Memory for a window like this, in the order of the stream. Its content is arbitrary. Where a window opens on
-    /// memory of the device, it is [mapped memory](MappedMemory) made for others, in pages of its own (2 MiB at least),
-    /// or of a [`DirectResource`] where the device has no such. Else it is pinned memory of the host, which the processor
-    /// and the devices both reach, write-combining if [that](Self::mapping) is wished; and if that is
-    /// [refused](Self::refuse), of a [`DirectResource`].
+    /// Allocates memory for a mapping with these options, in the order of the stream. Contents are unspecified. Where
+    /// device memory can be mapped, this is [mapped memory](MappedMemory) that others may access, in pages of its own
+    /// (at least 2 MiB), or memory of a [`DirectResource`] if the device does not support that. Otherwise it is pinned
+    /// host memory, which the processor and the devices can both access, write-combining if [requested](Self::mapping).
+    /// If that is [refused](Self::refuse), it is memory of a [`DirectResource`].
     ///
     /// # Errors
     ///

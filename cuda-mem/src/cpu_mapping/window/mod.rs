@@ -1,4 +1,4 @@
-//! Windows: loads and stores of the processor on memory of a GPU.
+//! CPU mappings: processor loads and stores on GPU memory.
 
 mod choice;
 #[cfg(target_os = "linux")]
@@ -29,11 +29,11 @@ use crate::memory::buffer::DeviceBuffer;
 use staged::Staged;
 use view::{Backend, View};
 
-/// Elements of a buffer that the host loads and stores by itself, at once and in no stream's order: flags that a
-/// running kernel looks at, doorbells, small messages and parameters.
+/// Elements of a buffer that the host loads and stores directly, immediately and in no stream order: flags that a
+/// running kernel polls, doorbells, small messages and parameters.
 ///
-/// There are several ways to do that ([`CpuMappingKind`]). The best that can be had is taken, and
-/// [`choice`](Self::choice) says which, and why not another.
+/// There are several kinds of mapping ([`CpuMappingKind`]). The best available kind is taken; [`choice`](Self::choice)
+/// tells which one, and why the others were not.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -57,22 +57,22 @@ use view::{Backend, View};
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// **Order.** Opening waits for the streams that use the buffer. From then on the window and the device know
-/// nothing of each other: work that is submitted after a write sees it, and a kernel that runs sees it some time, in no
-/// promised order and, beyond one aligned element of up to 8 bytes, not all at once. Write the message, then the flag
-/// that says it is there.
+/// **Order.** Opening waits for the streams that use the buffer. After that the mapping and the device are not
+/// synchronised. Work submitted after a write sees it. A running kernel sees it eventually, in no guaranteed order and,
+/// beyond one aligned element of up to 8 bytes, not atomically. Write the message first, then the flag that announces
+/// it.
 ///
-/// **Waiting.** Loads and stores wait for nothing. A copy, of a window that is open for
-/// [copies](CpuMappingKind::Copies) or of what is beyond a [limit](CpuMappingOptions::write_limit), waits for itself only. What
-/// it goes through, a stream and 64 KiB of pinned memory, is made when a window for copies opens or at the first copy
-/// beyond a limit, which may wait for a kernel that runs. The context keeps it for the next window.
+/// **Waiting.** Loads and stores wait for nothing. A copy, by a mapping of kind [`Copies`](CpuMappingKind::Copies) or
+/// beyond a [limit](CpuMappingOptions::write_limit), waits only for its own completion. Copies use a stream and 64 KiB
+/// of pinned memory. They are created when a mapping of that kind opens or at the first copy beyond a limit, which may
+/// wait for a running kernel. The context keeps them for the next mapping.
 ///
-/// **Errors.** A direct window answers no errors but for places that it has not. One of
-/// [`Copies`](CpuMappingKind::Copies) answers as the driver does.
+/// **Errors.** Direct mappings fail only on out-of-range access. Mappings of kind [`Copies`](CpuMappingKind::Copies)
+/// return the driver's errors.
 ///
-/// A fork has no mappings: a window that is used there ends it.
+/// Mappings do not exist in a fork: using one there ends the process.
 ///
-/// The buffer is borrowed as long as the window is open, so that its memory cannot go away below it (gdrcopy's
+/// The buffer is borrowed while the mapping is open, so its memory cannot be freed meanwhile (gdrcopy's
 /// `invalidation_access_after_free`):
 ///
 /// ```compile_fail,E0505
@@ -86,7 +86,7 @@ use view::{Backend, View};
 /// # }
 /// ```
 ///
-/// and a closed window has no name any more (`invalidation_access_after_gdr_close`):
+/// and a closed mapping cannot be used any more (`invalidation_access_after_gdr_close`):
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::DeviceBuffer;
@@ -101,9 +101,9 @@ use view::{Backend, View};
 ///
 /// Kernels get the buffer from [`buffer`](Self::buffer).
 pub struct CpuMapping<'a, T: Pod> {
-    /// `None` for copies, and for no bytes. Ends before the borrow of the memory.
+    /// `None` for copies and for empty mappings. Ends before the borrow of the memory.
     view: Option<View>,
-    /// Made when the window opens if that is all that it has, else when it is needed.
+    /// Created when the mapping opens if its kind is copies, otherwise on first use.
     copies: RefCell<Option<Staged>>,
     buffer: &'a mut DeviceBuffer<T>,
     elements: Range<usize>,
@@ -137,37 +137,37 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.buffer.as_raw() + (self.elements.start * size_of::<T>()) as u64
     }
 
-    /// The buffer, for kernels and copies while the window is open.
+    /// The buffer, for kernels and copies while the mapping is open.
     #[must_use]
     pub fn buffer(&self) -> &DeviceBuffer<T> {
         self.buffer
     }
 
-    /// How the memory is reached.
+    /// The kind of this mapping.
     #[must_use]
     pub fn kind(&self) -> CpuMappingKind {
         self.choice.kind().unwrap_or(CpuMappingKind::Copies)
     }
 
-    /// How the memory is reached, and why not in another way.
+    /// The kind of this mapping, and why the other kinds were not taken.
     #[must_use]
     pub fn choice(&self) -> &CpuMappingChoice {
         &self.choice
     }
 
-    /// What the processor does with accesses; `None` for copies.
+    /// How the processor treats accesses; `None` for copies.
     #[must_use]
     pub fn mapping(&self) -> Option<MappingKind> {
         self.view.as_ref().map(View::kind)
     }
 
-    /// Stores one element, with one store if its address is a multiple of its size. The processor holds it back no
-    /// longer when this returns; it may be on the bus still, see [`flush`](Self::flush). Elements of 1, 2, 4 or 8
-    /// bytes; others do not compile. Copies wait for theirs.
+    /// Stores one element, with one store if its address is a multiple of its size. The store has left the processor
+    /// when this returns, but may still be on the bus; see [`flush`](Self::flush). Elements have 1, 2, 4 or 8 bytes;
+    /// others do not compile. A mapping of kind copies waits for its copy.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an element that the window has not.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an element outside the mapping.
     #[inline]
     pub fn store(&mut self, index: usize, value: T) -> Result<()> {
         let offset = self.offset(index, 1)?;
@@ -197,11 +197,11 @@ impl<T: Pod> CpuMapping<'_, T> {
     }
 
     /// Writes elements, the first of them at `start`: streaming stores, or a copy by the driver beyond the
-    /// [limit](CpuMappingOptions::write_limit). The processor holds nothing back when this returns.
+    /// [limit](CpuMappingOptions::write_limit). All stores have left the processor when this returns.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for elements that the window has not; then nothing is written.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for elements outside the mapping; then nothing is written.
     pub fn write(&mut self, start: usize, from: &[T]) -> Result<()> {
         self.write_bytes_at(self.offset(start, from.len())?, bytemuck::cast_slice(from))
     }
@@ -216,7 +216,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.read_bytes_at(self.offset(start, to.len())?, bytemuck::cast_slice_mut(to))
     }
 
-    /// As [`write`](Self::write), from any byte on.
+    /// As [`write`](Self::write), from any byte offset.
     ///
     /// # Errors
     ///
@@ -225,7 +225,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.write_bytes_at(self.within(offset, from.len())?, from)
     }
 
-    /// As [`read`](Self::read), from any byte on.
+    /// As [`read`](Self::read), from any byte offset.
     ///
     /// # Errors
     ///
@@ -234,8 +234,8 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.read_bytes_at(self.within(offset, to.len())?, to)
     }
 
-    /// Returns when what was written has arrived at the memory: after the stores a load goes the same way, and its
-    /// answer cannot overtake them. Nothing to do for memory of the host, and for copies.
+    /// Returns when everything written has arrived in memory: a load follows the stores, and its result cannot overtake
+    /// them. Does nothing for host memory and for copies.
     ///
     /// # Errors
     ///
@@ -247,22 +247,22 @@ impl<T: Pod> CpuMapping<'_, T> {
         Ok(())
     }
 
-    /// What gdrcopy tells of the memory that it pinned; `None` for other windows.
+    /// What gdrcopy reports about the memory that it pinned; `None` for other kinds.
     ///
     /// # Errors
     ///
-    /// As the library answers.
+    /// Any error that the library reports.
     #[doc(alias("gdr_get_info", "gdr_get_info_v2"))]
     pub fn gdr_info(&self) -> Result<Option<gdr_info_v2_t>> {
         self.pinned().map(|mapping| mapping.info()).transpose()
     }
 
-    /// Whether the driver took the memory back from gdrcopy; it does so when the memory is freed, which cannot be while
-    /// the window is open. `false` for other windows.
+    /// Whether the driver revoked gdrcopy's mapping. It does so when the memory is freed, which cannot happen while
+    /// this mapping is open. `false` for other kinds.
     ///
     /// # Errors
     ///
-    /// As the library answers.
+    /// Any error that the library reports.
     #[doc(alias = "gdr_get_callback_flag")]
     pub fn is_revoked(&self) -> Result<bool> {
         self.pinned()
@@ -276,12 +276,12 @@ impl<T: Pod> CpuMapping<'_, T> {
         }
     }
 
-    /// Ends the window, as dropping it does, and says how it went. Waits for nothing, unless the window had the driver
-    /// copy and the context keeps what eight others left.
+    /// Closes the mapping, as dropping it does, and returns any error. Waits for nothing, unless the mapping used
+    /// driver copies and the context already keeps the stages of eight others.
     ///
     /// # Errors
     ///
-    /// As unmapping and unpinning answer; the window is gone all the same.
+    /// Any error of unmapping and unpinning; the mapping is closed nevertheless.
     #[doc(alias("gdr_unmap", "gdr_unpin_buffer"))]
     pub fn close(mut self) -> Result<()> {
         self.view.take().map_or(Ok(()), View::close)

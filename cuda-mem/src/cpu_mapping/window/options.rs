@@ -1,4 +1,4 @@
-//! What a window is to be.
+//! Options for a CPU mapping.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use crate::base::error::Result;
 use crate::memory::buffer::DeviceBuffer;
 use crate::placement::PlacedBuffer;
 
-/// Up to here a store through a window is taken for faster than a copy by the driver.
+/// Up to this size a store through a mapping is assumed to be faster than a copy by the driver.
 ///
-/// From what gdrcopy's authors published: 64 KiB take 6.5 µs, as long as a copy of any such size. Nobody here has
-/// measured a mapped window; `cargo run --release -p cuda-mem --example window -- latency` does.
+/// From what gdrcopy's authors published: 64 KiB take 6.5 µs, as long as a copy of any such size. This crate's authors
+/// have not measured a direct mapping; `cargo run --release -p cuda-mem --example window -- latency` does.
 pub(super) const WRITE_LIMIT: usize = 64 << 10;
 
 /// The same of loads, which wait for the bus: 4 KiB take 8 µs.
 pub(super) const READ_LIMIT: usize = 4 << 10;
 
-/// Which windows are wanted, and how. The default takes the best that can be had.
+/// Which kinds of CPU mapping are allowed, and how to open them. The default takes the best available kind.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -48,41 +48,40 @@ pub struct CpuMappingOptions {
 }
 
 impl CpuMappingOptions {
-    /// Any window, of the whole buffer.
+    /// Any kind of mapping, of the whole buffer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These before the others, in this order. If none of them can be had, the others follow.
+    /// Tries these kinds first, in this order. The others follow if none of them is available.
     pub fn prefer(mut self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
         self.preferred.extend(kinds);
         self
     }
 
-    /// None of these.
+    /// Excludes these kinds.
     pub fn refuse(mut self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
         self.refused.extend(kinds);
         self
     }
 
-    /// None but these.
+    /// Allows only these kinds.
     pub fn only(self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
         let kinds: Vec<CpuMappingKind> = kinds.into_iter().collect();
         let others = CpuMappingKind::ALL.into_iter();
         self.refuse(others.filter(|kind| !kinds.contains(kind)))
     }
 
-    /// Only a mapping of this kind. gdrcopy from version 2.5 on takes the wish; memory of the host is
+    /// Only a mapping of this kind. gdrcopy honours this from version 2.5 on; host memory is
     /// [`Cached`](MappingKind::Cached), or [`WriteCombining`](MappingKind::WriteCombining) if it was
-    /// [made so](crate::memory::HostFlags::WRITE_COMBINED); dma-bufs promise nothing.
+    /// [made so](crate::memory::HostFlags::WRITE_COMBINED); dma-bufs guarantee no kind.
     #[doc(alias("gdr_map_v2", "GDR_MAP_FLAG_REQ_WC_MAPPING"))]
     pub fn mapping(mut self, kind: MappingKind) -> Self {
         self.mapping = (kind != MappingKind::Unknown).then_some(kind);
         self
     }
 
-    /// Over PCIe also where a coherent link is there. For gdrcopy from version 2.5 on, and for dma-bufs from CUDA
-    /// 12.8 on; both may refuse.
+    /// Maps over PCIe even where a coherent link exists. Needs gdrcopy 2.5, or CUDA 12.8 for dma-bufs; both may refuse.
     #[doc(alias(
         "GDR_PIN_FLAG_FORCE_PCIE",
         "CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
@@ -92,40 +91,40 @@ impl CpuMappingOptions {
         self
     }
 
-    /// Only these elements of the buffer.
+    /// Maps only these elements of the buffer.
     pub fn range(mut self, elements: Range<usize>) -> Self {
         self.range = Some(elements);
         self
     }
 
-    /// Writes of more bytes are copies by the driver. Without it 64 KiB for windows on a device's memory, and no limit
-    /// for memory of the host. `usize::MAX` is no limit.
+    /// Writes of more bytes are copies by the driver. The default is 64 KiB for device memory, and no limit for host
+    /// memory. `usize::MAX` means no limit.
     pub fn write_limit(mut self, bytes: usize) -> Self {
         self.write_limit = Some(bytes);
         self
     }
 
-    /// Reads of more bytes are copies by the driver. Without it 4 KiB for windows on a device's memory, and no limit
-    /// for memory of the host.
+    /// Reads of more bytes are copies by the driver. The default is 4 KiB for device memory, and no limit for host
+    /// memory.
     pub fn read_limit(mut self, bytes: usize) -> Self {
         self.read_limit = Some(bytes);
         self
     }
 
-    /// Opens the window. Waits for what streams do with the buffer. A window into a device's memory
-    /// [makes its copies wait](DeviceBuffer::set_sync_memops), for the whole allocation and for good.
+    /// Opens the mapping. Waits for the streams that use the buffer. A mapping of device memory [makes its copies
+    /// synchronous](DeviceBuffer::set_sync_memops), for the whole allocation and permanently.
     ///
     /// # Errors
     ///
-    /// [`NoWindow`](crate::ErrorKind::NoWindow) if no kind that is allowed can be had, with the reason of each;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a range that the buffer has not;
-    /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; else as the driver answers to
-    /// the wait.
+    /// [`NoWindow`](crate::ErrorKind::NoWindow) if no allowed kind is available, with the reason for each;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a range outside the buffer;
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; otherwise any error of the
+    /// wait.
     #[track_caller]
     pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<CpuMapping<'a, T>> {
         CpuMapping::open(buffer, self)
     }
-    /// As [`open`](Self::open), on memory that a [placement](crate::placement::Placement) decided on.
+    /// As [`open`](Self::open), for memory allocated by a [placement](crate::placement::Placement).
     ///
     /// # Errors
     ///

@@ -1,5 +1,4 @@
-//! Who a device is: by its UUID and by its place on the PCI bus, in the forms that the driver, NVML and
-//! their tools share.
+//! Device identity: the UUID and the place on the PCI bus, in the forms that the driver, NVML and their tools share.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +8,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 
-/// Where a device is on the PCI bus. Shown as NVML writes it: `00000000:3B:00.0`.
+/// The place of a device on the PCI bus. Displayed as NVML writes it: `00000000:3B:00.0`.
 ///
 /// ```
 /// use cuda_mem::driver::PciId;
@@ -41,7 +40,7 @@ impl fmt::Display for PciId {
     }
 }
 
-/// Reads `00000000:3B:00.0`, `0000:3b:00.0` and `3b:00.0`.
+/// Parses `00000000:3B:00.0`, `0000:3b:00.0` and `3b:00.0`.
 impl FromStr for PciId {
     type Err = Error;
 
@@ -63,14 +62,14 @@ impl FromStr for PciId {
     }
 }
 
-/// A number of hexadecimal digits and nothing else: the standard library would take a sign too.
+/// A number of hexadecimal digits only: the standard library would accept a sign too.
 fn hex(text: &str) -> Option<u32> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     u32::from_str_radix(text, 16).ok().filter(|_| is_plain)
 }
 
-/// Reads `GPU-9e8d35e3-…`, and `MIG-…` of the same form, as drivers since 11.4 name MIG instances.
-/// CUDA knows both by their 16 bytes.
+/// Parses `GPU-9e8d35e3-…`, and `MIG-…` in the same form, which drivers since 11.4 use for MIG instances. CUDA
+/// identifies both by their 16 bytes.
 impl FromStr for Uuid {
     type Err = Error;
 
@@ -97,11 +96,11 @@ impl FromStr for Uuid {
 }
 
 impl Device {
-    /// Where the device is on the PCI bus. For a MIG instance, where its GPU is.
+    /// The place of the device on the PCI bus. For a MIG instance, the place of its GPU.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -117,13 +116,12 @@ impl Device {
 }
 
 impl Driver {
-    /// The visible device that is this GPU or MIG instance, whatever its ordinal is here. No context
-    /// is made.
+    /// The visible device that is this GPU or MIG instance, whatever its ordinal is here. Creates no context.
     ///
     /// # Errors
     ///
-    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none, or `CUDA_VISIBLE_DEVICES` hides
-    /// it; the text names those that are visible.
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none, or `CUDA_VISIBLE_DEVICES` hides it; the text
+    /// lists the visible ones.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();

@@ -7,8 +7,8 @@ use crate::driver::Driver;
 use crate::driver::raw;
 
 impl Driver {
-    /// Adds the words of the driver's log, if it has some about this call. To be called by the thread that made the
-    /// call, and before it makes another one.
+    /// Adds the text of the driver's log, if it has any about this call. Must be called by the thread that made the
+    /// call, before it makes another one.
     #[cold]
     pub(crate) fn explain(&self, error: Error) -> Error {
         let (Some(code), Some(function)) = (error.code(), error.function()) else {
@@ -27,8 +27,8 @@ impl Driver {
     }
 }
 
-/// This thread, as logs may name it; empty where that is not known. An H200's driver has the number of
-/// `pthread_self` (R174), the documentation shows numbers of the kernel.
+/// This thread's names in logs; empty where they are unknown. An H200's driver uses the number of `pthread_self`
+/// (R174); the documentation shows kernel thread numbers.
 fn own_names() -> Vec<String> {
     #[cfg(target_os = "linux")]
     {
@@ -41,13 +41,13 @@ fn own_names() -> Vec<String> {
     Vec::new()
 }
 
-/// A line of the log: `[Time][TID][Source][Severity][API Entry Point] Message`, and on an H200 without the entry
-/// point, which is then behind it in a line of its own: `Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2`.
+/// A line of the log: `[Time][TID][Source][Severity][API Entry Point] Message`. On an H200 the entry point is missing
+/// and follows on its own line: `Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2`.
 struct Line<'a> {
     thread: &'a str,
     function: Option<&'a str>,
     words: &'a str,
-    /// Says the code, and no reason.
+    /// It gives the code, but no reason.
     is_return: bool,
 }
 
@@ -74,14 +74,14 @@ impl<'a> Line<'a> {
     }
 
     fn is_of(&self, function: &str) -> bool {
-        // Without the suffix of a version, which the log may leave out.
+        // Without the version suffix, which the log may omit.
         let plain = |name: &str| name.split('_').next().map(str::to_owned);
         self.function
             .is_some_and(|named| plain(named) == plain(function))
     }
 }
 
-/// The reason in the last lines of this thread, if they are about this answer of the function.
+/// The reason in this thread's last lines, if they are about this result of the function.
 fn about<'a>(
     log: &'a str,
     is_own: impl Fn(&str) -> bool,
@@ -95,7 +95,7 @@ fn about<'a>(
         return Some(last.words);
     }
     let is_this = last.words.starts_with(&format!("Returning {} ", code.0));
-    // Behind another return, this one has no reason.
+    // After another return line, this one has no reason.
     let before = lines.next().filter(|before| is_this && !before.is_return)?;
     (before.function.is_none() || before.is_of(function)).then_some(before.words)
 }

@@ -1,5 +1,4 @@
-//! The moment at which a driver is initialised: what the environment said then, and whether somebody
-//! else was first.
+//! The initialisation of a driver: the environment at that moment, and whether other code initialised it first.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,9 +8,9 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::raw;
 
-/// Which devices a process sees.
+/// The variable that selects the devices a process sees.
 pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// In which order CUDA numbers them.
+/// The variable that selects the order in which CUDA numbers them.
 pub(crate) const DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// What was found just before the driver was initialised.
@@ -21,13 +20,13 @@ pub(crate) struct Start {
     pub(crate) devices: Option<OsString>,
     /// `CUDA_DEVICE_ORDER`.
     pub(crate) order: Option<OsString>,
-    /// Whether somebody else had initialised it before, so that it has read the variables earlier; `None`
-    /// if it would not say.
+    /// Whether other code had initialised it before, so that it read the variables earlier; `None` if the driver would
+    /// not say.
     pub(crate) was_initialised: Option<bool>,
 }
 
 impl Start {
-    /// What to do when a device is not there. The driver shows this process `found` devices; none, and it does not
+    /// What to do when a device is missing. The driver shows this process `found` devices; with none, it does not
     /// start.
     #[cold]
     pub(crate) fn hint(&self, found: usize) -> String {
@@ -55,7 +54,7 @@ impl Start {
     }
 }
 
-/// What the variable was, in quotes.
+/// The value of the variable, in quotes.
 impl fmt::Display for Start {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.devices {
@@ -69,9 +68,9 @@ impl fmt::Display for Start {
 /// The drivers that this crate has initialised.
 #[derive(Debug)]
 pub(crate) struct Starts {
-    /// Whether any was asked to, also in vain: it has read the variables.
+    /// Whether any initialisation was attempted, even without success: it has read the variables.
     pub(crate) were_tried: bool,
-    /// By the address of the function that initialises: who opens the same library again gets the same.
+    /// By the address of the initialisation function: opening the same library again gives the same entry.
     known: Vec<(usize, &'static Start)>,
 }
 
@@ -80,12 +79,12 @@ static STARTS: Lock<Starts> = Lock::new(Starts {
     known: Vec::new(),
 });
 
-/// Nobody initialises a driver through this crate while the guard lives.
+/// No driver is initialised through this crate while the guard lives.
 pub(crate) fn lock() -> Result<MutexGuard<'static, Starts>> {
     STARTS.lock()
 }
 
-/// Initialises the driver and remembers what it could read.
+/// Initialises the driver and records what it could read.
 ///
 /// # Safety
 /// The table's functions must be a CUDA driver's.

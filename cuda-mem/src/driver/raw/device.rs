@@ -56,7 +56,7 @@ pub(crate) unsafe fn uuid(table: &Table, device: CUdevice) -> Result<[u8; 16]> {
     Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
 }
 
-/// The text of the place on the PCI bus, such as `0000:3B:00.0`.
+/// The PCI bus address as text, such as `0000:3B:00.0`.
 ///
 /// # Safety
 /// `device` must come from [`get`] of the same driver.

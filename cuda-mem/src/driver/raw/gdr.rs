@@ -1,5 +1,5 @@
-//! gdrcopy's library, as the other files here do for the driver. It is not safe for threads: each call is made
-//! by whoever has the handle alone.
+//! gdrcopy's library, like the other files here for the driver. It is not thread-safe: each call is made by the
+//! exclusive holder of the handle.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::io;
@@ -148,7 +148,7 @@ pub(crate) unsafe fn map(
 }
 
 /// # Safety
-/// As [`driver_version`]; the mapping is the handle's, and nobody uses it any more.
+/// As [`driver_version`]; the mapping is the handle's, and is no longer used.
 pub(crate) unsafe fn unmap(
     table: &GdrTable,
     gdr: gdr_t,

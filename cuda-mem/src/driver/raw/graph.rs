@@ -24,8 +24,8 @@ pub(crate) unsafe fn begin_capture(
     unsafe { call!(table, cuStreamBeginCapture_v2(stream, mode)) }
 }
 
-/// The graph belongs to the caller, also beside an error if it is not null. Whatever the answer, the stream is not captured any more
-/// (measured), unless it was not the one that the capture began with.
+/// The graph belongs to the caller, even after an error, if it is not null. Whatever the result, the stream is no
+/// longer captured (measured), unless it was not the stream that the capture began with.
 ///
 /// # Safety
 /// `stream` must be a live stream whose capture is the caller's to end.
@@ -48,7 +48,7 @@ pub(crate) unsafe fn capture_status(
     Ok(status)
 }
 
-/// Sets what the calling thread may do during captures; answers what was set before.
+/// Sets what the calling thread may do during captures; returns the previous mode.
 ///
 /// # Safety
 /// The driver must be initialised.
@@ -198,7 +198,7 @@ pub(crate) unsafe fn add_copy(
     Ok(node)
 }
 
-/// Puts a graph into another, which owns it from now on. Needs 12.9.
+/// Puts a graph into another, which then owns it. Needs 12.9.
 ///
 /// # Safety
 /// Both must be live, `after` nodes of `graph`; `child` may be used no more.
@@ -285,7 +285,7 @@ pub(crate) unsafe fn memory_attribute(
     Ok(value)
 }
 
-/// Sets a high mark back; nothing else can be set.
+/// Resets a high mark; nothing else can be set.
 ///
 /// # Safety
 /// The driver must be initialised.
@@ -312,7 +312,7 @@ pub(crate) unsafe fn trim_memory(table: &Table, device: CUdevice) -> Result<()> 
     unsafe { call!(table, cuDeviceGraphMemTrim(device)) }
 }
 
-/// A node that does nothing, only comes after others.
+/// An empty node, only for ordering.
 ///
 /// # Safety
 /// `graph` must be live, and `after` nodes of it.

@@ -8,7 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::{Table, call};
 use crate::base::error::Result;
 
-/// Null for no bytes (R133).
+/// Null for zero bytes (R133).
 ///
 /// # Safety
 /// A context must be current. The memory may be freed at most once.
@@ -28,7 +28,7 @@ pub(crate) unsafe fn free(table: &Table, address: *mut c_void) -> Result<()> {
     unsafe { call!(table, cuMemFreeHost(address)) }
 }
 
-/// Pins the program's own memory and tells the driver of it.
+/// Pins the program's own memory and registers it with the driver.
 ///
 /// # Safety
 /// A context must be current. The range must be memory of the program, and stay so until [`unregister`].
@@ -50,12 +50,12 @@ pub(crate) unsafe fn unregister(table: &Table, address: *mut c_void) -> Result<(
     unsafe { call!(table, cuMemHostUnregister(address)) }
 }
 
-/// The flags of memory of [`allocate`], or that [`register`] was given. The driver looks the address up and does not touch
-/// what is there: of memory of the host that is neither pinned nor registered it answers INVALID_VALUE (measured,
+/// The flags of memory from [`allocate`], or those given to [`register`]. The driver looks the address up and does not
+/// touch the memory: for host memory that is neither pinned nor registered it answers INVALID_VALUE (measured,
 /// `registered.ranges`).
 ///
 /// # Safety
-/// A context must be current. Whatever memory the address is of, nobody may give it back meanwhile.
+/// A context must be current. Memory at the address must not be freed meanwhile.
 pub(crate) unsafe fn flags(table: &Table, address: *mut c_void) -> Result<c_uint> {
     let mut flags = 0;
     // SAFETY: `flags` is valid for a write, and the driver checks the address.

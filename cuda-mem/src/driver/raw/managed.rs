@@ -1,5 +1,5 @@
-//! What managed memory is told and asked about. All of it needs a current context (R162); a prefetch needs that of
-//! its stream.
+//! Advice and queries about managed memory. All calls need a current context (R162); a prefetch needs that of its
+//! stream.
 //!
 //! From CUDA 12.2 on a place is a [`CUmemLocation`]. Older drivers take the number of a device, or −1 for the
 //! host, and cannot name a NUMA node.
@@ -18,7 +18,7 @@ const NOWHERE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_INVAL
 const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
 const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
 
-/// A place as older drivers say it, if they can.
+/// A place in the form of older drivers, if they have one.
 fn number_of(place: CUmemLocation) -> Option<CUdevice> {
     match location_parts(place) {
         (DEVICE, id) => Some(id),
@@ -27,7 +27,7 @@ fn number_of(place: CUmemLocation) -> Option<CUdevice> {
     }
 }
 
-/// What an older driver means by a number.
+/// The meaning of a number in older drivers.
 fn place_of(number: CUdevice) -> CUmemLocation {
     match number {
         CU_DEVICE_CPU => location(HOST, 0),
@@ -65,7 +65,7 @@ pub(crate) unsafe fn prefetch(
     }
 }
 
-/// Tells how a range will be used. For advice without a place any will do.
+/// Advises the driver how a range will be used. For advice without a place, any place will do.
 ///
 /// # Safety
 /// The range must be managed memory that is not freed, and a context current.
@@ -92,7 +92,7 @@ pub(crate) struct Range {
     pub(crate) preferred: CUmemLocation,
     /// As `preferred`.
     pub(crate) prefetched: CUmemLocation,
-    /// Numbers of devices; −1 is the host, −2 nobody.
+    /// Device numbers; −1 is the host, −2 none.
     pub(crate) accessed_by: Vec<CUdevice>,
 }
 

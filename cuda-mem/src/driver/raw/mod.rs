@@ -1,4 +1,4 @@
-//! The only place that calls the driver, NVML or gdrcopy's library: one thin function a call.
+//! The only place that calls the driver, NVML or gdrcopy's library: one thin function per call.
 //!
 //! Out-parameters become return values and the result code becomes a `Result`; nothing else
 //! happens here. Each function is `unsafe` with the driver's own preconditions.
@@ -27,7 +27,7 @@ pub(crate) mod vmm;
 
 pub(crate) use cuda_driver_sys::DriverTable as Table;
 
-/// A stream that was found fit for a call. Made by the gate of `stream`, and nowhere else (`cargo xtask tidy`).
+/// A stream that was checked for a call. Made by the gate of `stream`, and nowhere else (`cargo xtask tidy`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue<'a> {
     table: &'a Table,
@@ -102,11 +102,11 @@ fn done(function: &'static str, code: CUresult) -> Result<bool> {
     check(function, code).map(|()| true)
 }
 
-/// A descriptor that the driver has made for this process just now. The driver leaves it open for programs that are
-/// started (measured); this does not.
+/// A descriptor that the driver has just made for this process. The driver lets started programs inherit it
+/// (measured); this does not.
 ///
 /// # Safety
-/// Nobody else may have it.
+/// It must have no other owner.
 #[cfg(target_os = "linux")]
 unsafe fn descriptor(number: c_int) -> Result<OwnedFd> {
     if number < 0 {

@@ -13,7 +13,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// Bytes of each log that the compiler of PTX may write.
 const LOG: usize = 8 << 10;
 
-/// The options of a load that make the compiler write down what is wrong.
+/// The options of a load that make the compiler write down its errors.
 pub(crate) struct Logs {
     errors: Vec<u8>,
     keys: [CUjit_option; 2],
@@ -38,7 +38,7 @@ impl Logs {
         }
     }
 
-    /// Adds what the compiler said.
+    /// Adds the compiler's output.
     pub(crate) fn explain(&self, error: Error) -> Error {
         let end = self.errors.iter().position(|byte| *byte == 0);
         let said = &self.errors[..end.unwrap_or(LOG)];
@@ -197,7 +197,7 @@ pub(crate) unsafe fn set_attribute(
     unsafe { call!(table, cuFuncSetAttribute(function, attribute, value)) }
 }
 
-/// Where in the parameter block this parameter is, and its bytes; `None` behind the last one.
+/// The offset of this parameter in the parameter block, and its size in bytes; `None` past the last one.
 ///
 /// # Safety
 /// As [`attribute`].
@@ -236,7 +236,7 @@ pub(crate) unsafe fn preload(table: &Table, function: CUfunction) -> Result<()> 
     unsafe { call!(table, cuFuncLoad(function)) }
 }
 
-/// Blocks that run at a time on one multiprocessor.
+/// Blocks that run at the same time on one multiprocessor.
 ///
 /// # Safety
 /// As [`attribute`].
@@ -317,7 +317,7 @@ pub(crate) unsafe fn launch(
     }
 }
 
-/// A name for the driver; `None` if it has a 0 inside, as no kernel has.
+/// A name for the driver; `None` if it contains a 0, as no kernel's name does.
 pub(crate) fn name(name: &str) -> Option<CString> {
     CString::new(name).ok()
 }

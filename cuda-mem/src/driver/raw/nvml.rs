@@ -1,4 +1,4 @@
-//! NVML, as the other files here do for the driver. Nothing here makes a context.
+//! NVML, like the other files here for the driver. Nothing here creates a context.
 //!
 //! NVML may be called from any thread, and its handles belong to the process.
 

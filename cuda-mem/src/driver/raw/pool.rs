@@ -184,7 +184,7 @@ pub(crate) unsafe fn access(
 }
 
 /// # Safety
-/// `pool` must be a live pool. Whoever loses access must not be using its memory.
+/// `pool` must be a live pool. A place that loses access must not be using its memory.
 pub(crate) unsafe fn set_access(
     table: &Table,
     pool: CUmemoryPool,

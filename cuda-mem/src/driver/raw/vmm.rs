@@ -19,7 +19,7 @@ use crate::base::error::Result;
 /// No flag is defined for any of these calls.
 const NO_FLAGS: c_ulonglong = 0;
 
-/// The bytes that physical memory comes in multiples of.
+/// The minimum granularity of physical memory, in bytes.
 ///
 /// # Safety
 /// There must be an initialised driver behind the table.
@@ -29,7 +29,7 @@ pub(crate) unsafe fn granularity(table: &Table, prop: &CUmemAllocationProp) -> R
     unsafe { step(table, prop, least) }
 }
 
-/// The bytes that it best comes in multiples of.
+/// The recommended granularity, in bytes.
 ///
 /// # Safety
 /// As [`granularity`].
@@ -60,7 +60,7 @@ unsafe fn step(
     Ok(bytes)
 }
 
-/// Addresses that nobody else gets; nothing is behind them yet.
+/// Reserves addresses; nothing is mapped there yet.
 ///
 /// # Safety
 /// As [`granularity`]. `bytes` must be a multiple of it.
@@ -98,7 +98,7 @@ pub(crate) unsafe fn create(
     Ok(handle)
 }
 
-/// Gives the handle up. The memory stays until it is not mapped any more either (V6).
+/// Releases the handle. The memory stays until it is no longer mapped either (V6).
 ///
 /// # Safety
 /// `handle` must come from [`create`] and be released once.
@@ -107,7 +107,7 @@ pub(crate) unsafe fn release(table: &Table, handle: CUmemGenericAllocationHandle
     unsafe { call!(table, cuMemRelease(handle)) }
 }
 
-/// Puts physical memory behind addresses. Nobody may use them before [`allow`] (V4).
+/// Maps physical memory to addresses. They must not be used before [`allow`] (V4).
 ///
 /// # Safety
 /// The range must be part of a reservation with nothing mapped there, and as long as what `handle`
@@ -130,7 +130,7 @@ pub(crate) unsafe fn unmap(table: &Table, address: CUdeviceptr, bytes: usize) ->
     unsafe { call!(table, cuMemUnmap(address, bytes)) }
 }
 
-/// Says who may use the memory.
+/// Sets who may access the memory.
 ///
 /// # Safety
 /// The range must be whole mappings (V4).
@@ -149,7 +149,7 @@ pub(crate) unsafe fn allow(
     }
 }
 
-/// What somebody may do with the memory there.
+/// The access that a place has to the memory there.
 ///
 /// # Safety
 /// Something must be mapped at the address.
@@ -169,7 +169,7 @@ pub(crate) unsafe fn access(
     Ok(CUmemAccess_flags(flags as u32))
 }
 
-/// What memory was asked to be.
+/// The properties that memory was requested with.
 ///
 /// # Safety
 /// `handle` must be live.
@@ -189,7 +189,7 @@ pub(crate) unsafe fn properties(
     Ok(prop)
 }
 
-/// A descriptor of memory, for other processes.
+/// Exports memory as a descriptor, for other processes.
 ///
 /// # Safety
 /// `handle` must be live.
@@ -212,7 +212,7 @@ pub(crate) unsafe fn export_fd(
     unsafe { super::descriptor(descriptor) }
 }
 
-/// The memory behind a descriptor of another process.
+/// Imports the memory behind a descriptor of another process.
 ///
 /// # Safety
 /// There must be an initialised driver behind the table.

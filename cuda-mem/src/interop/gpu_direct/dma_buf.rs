@@ -1,4 +1,4 @@
-//! Dma-bufs: descriptors of device memory, for drivers of other devices and for the processor.
+//! Dma-bufs: descriptors of device memory, for drivers of other devices and for the CPU.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,11 +11,11 @@ use crate::driver::raw;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::context::Context;
 
-/// A descriptor of device memory that drivers of other devices take: a network card reads and writes the memory
-/// through it. From [`DeviceBuffer::export_dma_buf`].
+/// A descriptor of device memory for drivers of other devices: a network card reads and writes the memory through it.
+/// From [`DeviceBuffer::export_dma_buf`].
 ///
-/// It borrows the buffer, whose memory must not be given back while anybody uses it. A descriptor that was duplicated
-/// ([`BorrowedFd::try_clone_to_owned`]) is not watched any more: then the program sees to that.
+/// It borrows the buffer, whose memory must not be freed while a device uses it. Duplicates of the descriptor
+/// ([`BorrowedFd::try_clone_to_owned`]) are not tracked: the program must ensure this for them.
 #[derive(Debug)]
 pub struct DmaBuf<'a> {
     descriptor: OwnedFd,
@@ -25,13 +25,13 @@ pub struct DmaBuf<'a> {
 }
 
 impl DmaBuf<'_> {
-    /// Where the buffer's first byte is in it, in bytes: it begins with a whole page of the host.
+    /// The offset of the buffer's first byte in it, in bytes: it begins with a whole page of the host.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many bytes it shows: whole pages of the host.
+    /// Its size in bytes: whole pages of the host.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.bytes
@@ -45,17 +45,17 @@ impl AsFd for DmaBuf<'_> {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// The buffer's memory as a dma-buf: all of it, in whole pages of the host (usually 4 KiB). What else lies on its
-    /// first and last page is in it too, so let the buffer fill whole pages if that matters. Waits for nothing. Needs
-    /// CUDA 11.7 and a device that says so ([`GpuDirect::dma_buf`](crate::interop::GpuDirect)).
+    /// The buffer's memory as a dma-buf: all of it, in whole pages of the host (usually 4 KiB). Other data on its first
+    /// and last page is included, so let the buffer fill whole pages if that matters. Does not wait. Needs CUDA 11.7
+    /// and a device that supports it ([`GpuDirect::dma_buf`](crate::interop::GpuDirect)).
     ///
-    /// Before others write to the memory, see [`set_sync_memops`](Self::set_sync_memops).
+    /// Before other devices write to the memory, see [`set_sync_memops`](Self::set_sync_memops).
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a buffer without bytes, and for memory that is not a
-    /// device's; [`NotSupported`](crate::ErrorKind::NotSupported) if the device or its kernel modules do not give any.
-    /// Else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a buffer without bytes, and for memory that is not device
+    /// memory; [`NotSupported`](crate::ErrorKind::NotSupported) if the device or its kernel modules cannot export
+    /// dma-bufs. Otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::Driver;
@@ -77,12 +77,12 @@ impl<T: Pod> DeviceBuffer<T> {
         self.dma_buf(false)
     }
 
-    /// As [`export_dma_buf`](Self::export_dma_buf), for others that reach the memory over PCIe also where a coherent
-    /// link is there. Needs CUDA 12.8.
+    /// As [`export_dma_buf`](Self::export_dma_buf), for devices that access the memory over PCIe even where a coherent
+    /// link exists. Needs CUDA 12.8.
     ///
     /// # Errors
     ///
-    /// As there, and [`NotSupported`](crate::ErrorKind::NotSupported) where the device has one way only.
+    /// The same, and [`NotSupported`](crate::ErrorKind::NotSupported) where the device has only one path.
     #[doc(alias = "CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE")]
     pub fn export_dma_buf_over_pcie(&self) -> Result<DmaBuf<'_>> {
         self.dma_buf(true)
@@ -104,7 +104,7 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 }
 
-/// The pages around a range: their descriptor, where the range begins in them, and their bytes.
+/// The whole pages that contain a range: their descriptor, the offset of the range in them, and their size in bytes.
 pub(crate) fn descriptor(
     context: &Context,
     address: CUdeviceptr,

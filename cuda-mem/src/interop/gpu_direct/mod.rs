@@ -1,4 +1,4 @@
-//! What a device offers to others that reach its memory, and the order of their accesses.
+//! A device's support for direct access to its memory by other devices, and the ordering of these accesses.
 
 #[cfg(target_os = "linux")]
 mod dma_buf;
@@ -22,14 +22,14 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::stream::context::Context;
 
 bitflags! {
-    /// Who can flush writes of others to a device's memory.
+    /// Ways to flush writes of other devices to a device's memory.
     #[doc(alias = "CUflushGPUDirectRDMAWritesOptions")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct FlushOptions: u32 {
-        /// The host, by [`Context::flush_gpu_direct_writes`].
+        /// By the host, with [`Context::flush_gpu_direct_writes`].
         #[doc(alias = "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST")]
         const HOST = 1;
-        /// Streams, by their memory operations.
+        /// By streams, with their memory operations.
         #[doc(alias = "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_MEMOPS")]
         const MEMOPS = 2;
         const _ = !0;
@@ -43,13 +43,13 @@ impl fmt::Display for FlushOptions {
     }
 }
 
-/// Whom writes of others reach in order, without a flush. The greater ones promise more.
+/// Which devices see writes of other devices in order, without a flush. Greater values promise more.
 #[doc(alias = "CUGPUDirectRDMAWritesOrdering")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WritesOrdering {
-    /// Nobody: a flush is needed.
+    /// None: a flush is needed.
     None,
-    /// The device whose memory it is.
+    /// The device that owns the memory.
     Owner,
     /// All devices.
     AllDevices,
@@ -61,7 +61,7 @@ impl WritesOrdering {
         Ok(Self::from_raw(device.attribute(attribute)?.unwrap_or(0)))
     }
 
-    /// Numbers that are not known yet promise what the next lower one does.
+    /// Unknown values promise as much as the next lower known one.
     fn from_raw(raw: i32) -> Self {
         match raw {
             ..100 => Self::None,
@@ -80,11 +80,11 @@ impl FlushOptions {
     }
 }
 
-/// To whom writes are to be made visible.
+/// Which devices must see the writes.
 #[doc(alias = "CUflushGPUDirectRDMAWritesScope")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlushScope {
-    /// The device whose memory it is.
+    /// The device that owns the memory.
     #[doc(alias = "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER")]
     Owner,
     /// All devices.
@@ -93,7 +93,7 @@ pub enum FlushScope {
 }
 
 impl FlushScope {
-    /// The least ordering with which this scope needs no flush.
+    /// The weakest ordering with which this scope needs no flush.
     fn enough(self) -> WritesOrdering {
         match self {
             Self::Owner => WritesOrdering::Owner,
@@ -102,28 +102,28 @@ impl FlushScope {
     }
 }
 
-/// What a device offers to network cards and others that reach its memory. From [`Device::gpu_direct`].
+/// A device's support for direct access to its memory by network cards and other devices. From [`Device::gpu_direct`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuDirect {
-    /// Others may reach its memory (attribute 116).
+    /// Other devices can access its memory (attribute 116).
     pub rdma: bool,
-    /// Also [mapped memory](crate::mapped::MappedMemory) that is made for it (attribute 110).
+    /// The same for [mapped memory](crate::mapped::MappedMemory) that is allocated for it (attribute 110).
     pub rdma_with_mapped_memory: bool,
-    /// Its memory is given as dma-bufs (attribute 124).
+    /// Its memory can be exported as dma-bufs (attribute 124).
     pub dma_buf: bool,
     /// The processor can map these dma-bufs (attribute 152, CUDA 13.3).
     pub dma_buf_mapping: bool,
-    /// Memory of the host is given as dma-bufs (attribute 146).
+    /// Host memory can be exported as dma-bufs (attribute 146).
     pub host_dma_buf: bool,
-    /// Who can flush writes of others (attribute 117).
+    /// Ways to flush writes of other devices (attribute 117).
     pub flush: FlushOptions,
-    /// Whom they reach in order without a flush (attribute 118).
+    /// Which devices see them in order without a flush (attribute 118).
     pub ordering: WritesOrdering,
 }
 
 impl GpuDirect {
-    /// Whether such a flush is needed at all.
+    /// Whether a flush for this scope is needed at all.
     #[must_use]
     pub fn needs_flush(&self, scope: FlushScope) -> bool {
         self.ordering < scope.enough()
@@ -131,11 +131,12 @@ impl GpuDirect {
 }
 
 impl Device {
-    /// What the device offers to others that reach its memory. What an older driver does not know is no, or nothing.
+    /// The device's support for direct access by other devices. Features unknown to an older driver are reported as
+    /// absent.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -163,13 +164,13 @@ impl Device {
 }
 
 impl Context {
-    /// Makes what network cards and others wrote to memory of this context's device visible, to work that is submitted
-    /// from now on. Calls the driver only where the device needs it. Needs CUDA 11.3.
+    /// Makes writes of network cards and other devices to memory of this context's device visible to work that is
+    /// submitted from now on. Calls the driver only where the device needs it. Needs CUDA 11.3.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if it is needed and the host cannot do it
-    /// ([`FlushOptions::HOST`]); else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if a flush is needed and the host cannot do it
+    /// ([`FlushOptions::HOST`]); otherwise any driver error.
     #[doc(alias = "cuFlushGPUDirectRDMAWrites")]
     pub fn flush_gpu_direct_writes(&self, scope: FlushScope) -> Result<()> {
         let device = self.device();
@@ -197,15 +198,15 @@ impl Context {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Whether copies and fills of this memory are done when the call returns, so that none of them is still on its way
-    /// when somebody else reaches the memory. Set it before the memory is shown to others. The whole allocation is
-    /// meant, and it cannot be taken back on some drivers. Waits for nothing.
+    /// Sets whether copies and fills of this memory are complete when the call returns, so that none is still in
+    /// progress when another device accesses the memory. Set it before you share the memory. It applies to the whole
+    /// allocation, and some drivers cannot unset it. Does not wait.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) or [`NotSupported`](crate::ErrorKind::NotSupported) for memory
-    /// that cannot be told so: older drivers refuse mapped memory. Else as the driver answers. Without bytes nothing is
-    /// asked.
+    /// that does not support this: older drivers refuse mapped memory. Otherwise any driver error. If there are no
+    /// bytes, no driver call is made.
     #[doc(alias("cuPointerSetAttribute", "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS"))]
     pub fn set_sync_memops(&mut self, wanted: bool) -> Result<()> {
         if self.as_raw() == 0 {
@@ -217,11 +218,11 @@ impl<T: Pod> DeviceBuffer<T> {
             .map_err(|error| error.asked(|| self.in_words()))
     }
 
-    /// Whether [`set_sync_memops`](Self::set_sync_memops) holds.
+    /// Whether [`set_sync_memops`](Self::set_sync_memops) is in effect.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS")]
     pub fn sync_memops(&self) -> Result<bool> {
         if self.as_raw() == 0 {

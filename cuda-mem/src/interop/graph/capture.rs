@@ -16,18 +16,18 @@ use crate::memory::copy::Span;
 use crate::stream::Stream;
 use crate::stream::{deferred, recording};
 
-/// What the driver refuses elsewhere while a stream is captured. What it refuses also makes the
-/// capture worthless; dropping buffers of other streams is made not to disturb it, in every mode.
+/// What the driver refuses elsewhere while a stream is captured. A refused call also invalidates the capture. In every
+/// mode, dropping buffers of other streams does not affect it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CaptureMode {
-    /// No thread may do what could wait for the device, such as synchronising, allocating in another
-    /// stream, or asking whether one is done.
+    /// No thread may do anything that could wait for the device, such as synchronising, allocating in another stream,
+    /// or querying a stream.
     Global,
     /// The same for the capturing thread only.
     #[default]
     ThreadLocal,
-    /// Only the captured stream itself, and waiting for its whole context, are out of bounds.
+    /// Only operations on the captured stream itself, and waiting for its whole context, are forbidden.
     Relaxed,
 }
 
@@ -46,14 +46,14 @@ pub struct Capture {
     stream: Stream,
     parts: RefCell<Parts>,
     is_over: Cell<bool>,
-    /// Ends after the capture: until then the stream is refused to everybody else.
+    /// Dropped after the capture ended: until then this crate refuses all other use of the stream.
     note: Option<recording::CaptureToken>,
-    /// In two of the modes the driver wants the thread that began to end it.
+    /// In two of the modes the driver requires the thread that began the capture to end it.
     not_send: PhantomData<*mut ()>,
 }
 
-/// Graph memory that is being recorded, between its allocation and its free. Dropping it records the
-/// free, as with a [`DeviceBuffer`]. It lives only within the capture.
+/// Graph memory that is being recorded, between its allocation and its free. Dropping it records the free, as with a
+/// [`DeviceBuffer`]. It cannot outlive the capture.
 pub struct GraphBuffer<'c, T: Pod> {
     capture: &'c Capture,
     index: usize,
@@ -64,19 +64,17 @@ pub struct GraphBuffer<'c, T: Pod> {
 }
 
 impl Stream {
-    /// Records what `record` does with the capture into a graph; nothing of it runs before the graph
-    /// is launched. Needs CUDA 11.4. The legacy default stream cannot be captured.
+    /// Records what `record` does with the capture into a graph; nothing runs before the graph is launched. Needs CUDA
+    /// 11.4. The legacy default stream cannot be captured.
     ///
-    /// Meanwhile the stream is refused to everything else of this crate, with
-    /// [`Capturing`](crate::ErrorKind::Capturing) and without harm to the capture; a buffer of it that
-    /// is dropped is freed when the capture has ended. If `record` fails or panics, the capture ends
-    /// and leaves nothing behind.
+    /// Meanwhile all other use of the stream through this crate fails with [`Capturing`](crate::ErrorKind::Capturing)
+    /// and does not affect the capture; a buffer of the stream that is dropped is freed after the capture. If `record`
+    /// fails or panics, the capture ends and leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// What `record` answers; [`Capturing`](crate::ErrorKind::Capturing) if the stream is captured
-    /// already, or something made the capture worthless (see [`CaptureMode`]); else as the driver
-    /// answers.
+    /// The error of `record`; [`Capturing`](crate::ErrorKind::Capturing) if the stream is captured already, or the
+    /// capture was invalidated (see [`CaptureMode`]); otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::Driver;
@@ -100,7 +98,7 @@ impl Stream {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     ///
-    /// Graph memory does not leave the capture:
+    /// Graph memory cannot leave the capture:
     ///
     /// ```compile_fail
     /// # use cuda_mem::Stream;
@@ -150,12 +148,12 @@ impl Capture {
         &self.stream
     }
 
-    /// Records an allocation of `len` elements of graph memory. Their content is arbitrary.
+    /// Records an allocation of `len` elements of graph memory. The contents are unspecified.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows; else as the driver
-    /// answers. Whether the device has the memory shows at the launch.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows; otherwise any driver error. Device
+    /// memory is only checked at the launch.
     #[doc(alias = "cuMemAllocAsync")]
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<GraphBuffer<'_, T>> {
         let bytes = bytes_of::<T>(len)?;
@@ -186,8 +184,8 @@ impl Capture {
         })
     }
 
-    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory. If it is of this
-    /// graph alone, it is so until the graph ends.
+    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory alive. If
+    /// only this graph uses the memory, that remains so until the graph is dropped.
     pub(crate) fn buffer_of<T: Pod>(
         &self,
         memory: impl AnyBuffer,
@@ -227,7 +225,7 @@ impl Capture {
 }
 
 impl Parts {
-    /// A block is free from here on in the order of the capture, if it is memory that several graphs use.
+    /// Marks a block of memory that several graphs use as free from here on, in capture order.
     fn give_back(&mut self, index: usize) -> bool {
         let Some(block) = self.blocks.get_mut(index) else {
             return false;
@@ -252,7 +250,7 @@ impl Drop for Capture {
             report::release("capture", || {
                 let graph = match self.end() {
                     Ok(graph) => graph,
-                    // Lost already, and over now: nothing is left.
+                    // The capture was invalidated already, and has ended: nothing is left.
                     Err(error) if error.kind() == ErrorKind::Capturing => return Ok(()),
                     Err(error) => return Err(error),
                 };
@@ -273,7 +271,7 @@ impl fmt::Debug for Capture {
 }
 
 impl<T: Pod> GraphBuffer<'_, T> {
-    /// The address, fixed from now on; 0 if there are no bytes. It is valid only in the graph's order.
+    /// The address, fixed from now on; 0 if there are no bytes. It is valid only in graph order.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -295,18 +293,18 @@ impl<T: Pod> GraphBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.span().recorded().fill(value)
     }
 
-    /// Records a copy of other graph memory of the same length and capture.
+    /// Records a copy of other graph memory of the same length, from the same capture.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths or the captures differ; else as
-    /// the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths or the captures differ; otherwise as the driver
+    /// answers.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_from(&mut self, from: &GraphBuffer<'_, T>) -> Result<()> {
         if !std::ptr::eq(self.capture, from.capture) {
@@ -322,8 +320,8 @@ impl<T: Pod> GraphBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), with the capture as it
-    /// was, if the stream's device has no access to the buffer.
+    /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), without effect on the capture,
+    /// if the stream's device has no access to the buffer.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_in(&mut self, from: &GraphOwned<T>) -> Result<()> {
         self.require_reach_of(from)?;
@@ -345,8 +343,9 @@ impl<T: Pod> GraphBuffer<'_, T> {
         target.recorded().copy_from_span(&self.span(), None)
     }
 
-    /// Leaves the memory allocated after a launch; the instance knows it by the token. In memory that graphs of a
-    /// [`CapturePool`](crate::arena::CapturePool) share, it holds what this graph wrote until another one of them is launched.
+    /// Leaves the memory allocated after a launch; the token gives access to it in the instance. In memory that graphs
+    /// of a [`CapturePool`](crate::arena::CapturePool) share, it holds what this graph wrote until another one of them
+    /// is launched.
     #[must_use]
     pub fn persist(mut self) -> PersistentAllocation<T> {
         let left = PersistentAllocation {
@@ -360,11 +359,11 @@ impl<T: Pod> GraphBuffer<'_, T> {
         left
     }
 
-    /// Records the free, as dropping does, and says how it went.
+    /// Records the free, as dropping does, and returns the result.
     ///
     /// # Errors
     ///
-    /// As the driver answers; then a launch leaves the memory.
+    /// Any driver error; the launch leaves the memory allocated then.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free(mut self) -> Result<()> {
         self.release()

@@ -1,4 +1,4 @@
-//! Instances of graphs.
+//! Graph instances.
 
 use std::fmt;
 
@@ -14,23 +14,23 @@ use crate::stream::join::order;
 use crate::stream::launches;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
-/// How to make an instance.
+/// How to instantiate a graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Instantiate {
-    /// What a launch leaves allocated must be freed before the next launch.
+    /// Memory that a launch leaves allocated must be freed before the next launch.
     #[default]
     Plain,
-    /// A launch first frees what the one before it has left.
+    /// Each launch first frees the memory that the previous one left.
     AutoFree,
 }
 
-/// A graph that can be launched. It holds the graph, of which there can be one instance at a time
-/// (R73), and the buffers that the graph has adopted.
+/// An instance of a graph, ready to be launched. It holds the graph, which can have only one instance at a time (R73),
+/// and the buffers that the graph has adopted.
 ///
-/// What a launch leaves allocated belongs to the instance: [`left`](Self::left) gives access to it,
-/// [`free_left`](Self::free_left) frees it, and so does dropping the instance, in the order of the
-/// stream of that launch. The driver alone would keep it for ever (R70).
+/// Memory that a launch leaves allocated belongs to the instance: [`left`](Self::left) gives access to it, and
+/// [`free_left`](Self::free_left) or dropping the instance frees it, in the order of the stream of that launch. The
+/// driver alone would keep it for ever (R70).
 pub struct GraphExec {
     raw: CUgraphExec,
     kind: Instantiate,
@@ -40,7 +40,7 @@ pub struct GraphExec {
     graph: Graph,
 }
 
-/// What a launch has left.
+/// Memory that a launch has left.
 pub(super) struct Alive {
     pub(super) stream: Stream,
     pub(super) blocks: Vec<Block>,
@@ -53,11 +53,11 @@ unsafe impl Send for GraphExec {}
 unsafe impl Sync for GraphExec {}
 
 impl Graph {
-    /// Makes a graph ready to be launched. Needs CUDA 11.4.
+    /// Instantiates a graph for launching. Needs CUDA 11.4.
     ///
     /// # Errors
     ///
-    /// As the driver answers; the graph comes back.
+    /// Any driver error; the graph comes back with the error.
     #[doc(alias("cuGraphInstantiate", "cuGraphInstantiateWithFlags"))]
     #[track_caller]
     pub fn instantiate(self, kind: Instantiate) -> Result<GraphExec, Failed<Self>> {
@@ -100,40 +100,38 @@ impl GraphExec {
             .on(device)
     }
 
-    /// The context that the work is for.
+    /// The context of the graph's work.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.graph.context
     }
 
-    /// The driver's handle. It stays valid while the instance lives. Launches that go past this crate
-    /// must free what they leave, and order themselves with the adopted buffers.
+    /// The driver's handle. It stays valid while the instance lives. Code that launches it directly must free what the
+    /// launch leaves, and order the launch with the adopted buffers.
     #[must_use]
     pub fn as_raw(&self) -> CUgraphExec {
         self.raw
     }
 
-    /// Bytes that the last launch has left and that were not freed since.
+    /// Bytes that the last launch left allocated and that have not been freed since.
     #[must_use]
     pub fn left_bytes(&self) -> usize {
         let blocks = self.alive.iter().flat_map(|alive| &alive.blocks);
         blocks.map(|block| block.bytes).sum()
     }
 
-    /// Submits the whole graph to a stream, in order with everything that was done with the adopted
-    /// buffers. Does not synchronise. Launches of one instance run one after another, whatever their
-    /// streams.
+    /// Submits the whole graph to a stream, ordered with all other work on the adopted buffers. Does not
+    /// synchronise. Launches of one instance run one after another, in whatever streams.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of the stream, or that of the graph, has
-    /// no access to an adopted buffer; and in a stream of another device than the graph's, if the graph leaves
-    /// memory, or allocates any and the devices are no peers: launch it in a stream of its own device then, and
-    /// let the other stream [wait](Stream::wait_for) for that.
-    /// [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch left memory that was not
-    /// freed since, unless the instance was made with [`Instantiate::AutoFree`];
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here
-    /// or in [`upload`](Self::upload); else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of the stream, or that of the graph, has no
+    /// access to an adopted buffer; also in a stream of another device than the graph's, if the graph leaves memory, or
+    /// allocates any and the devices are not peers: launch it in a stream of the graph's device then, and let the other
+    /// stream [wait](Stream::wait_for) for it. [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch
+    /// left memory that was not freed since, unless the instance was made with [`Instantiate::AutoFree`];
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here or in
+    /// [`upload`](Self::upload); otherwise any driver error.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&mut self, stream: &Stream) -> Result<()> {
         if let Some(alive) = &self.alive
@@ -146,11 +144,11 @@ impl GraphExec {
         stream.as_ref().refuse_recorded()?;
         self.check_driver(stream)?;
         self.parts.require_reach(self.context(), stream)?;
-        // What was done with the memory that this launch frees comes before it.
+        // Earlier work on the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;
         }
-        // Launches of other threads that use the same memory come before all of this, or after it.
+        // Launches on other threads that use the same memory come entirely before or after this one.
         let turns = self.parts.turns();
         let _turns: Vec<_> = turns
             .iter()
@@ -164,7 +162,7 @@ impl GraphExec {
             // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
             unsafe { raw::graph::launch(open.queue(), self.raw) }
         };
-        // A code that reports an earlier fault does not say that nothing was launched.
+        // An error may report an earlier fault, so it does not prove that nothing was launched.
         if took_effect(&launched) {
             self.parts.leave(stream);
         }
@@ -177,13 +175,13 @@ impl GraphExec {
         Ok(())
     }
 
-    /// Takes the device memory that a launch needs, so that the launch has not to. Does not
-    /// synchronise. From then on waits between streams cost more, see [`Stream::wait_for`].
+    /// Allocates the device memory that a launch needs, so that the launch itself does not. Does not synchronise. After
+    /// this call, waits between streams cost more; see [`Stream::wait_for`].
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the graph could not be [launched](Self::launch) in this
-    /// stream; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
+    /// stream; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); otherwise any driver error.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
         self.check_driver(stream)?;
@@ -202,18 +200,17 @@ impl GraphExec {
         )
     }
 
-    /// Frees what the last launch has left, in the order of its stream. Nothing happens if there is
-    /// nothing. Does not synchronise.
+    /// Frees the memory that the last launch left, in the order of its stream. Does nothing if there is none. Does not
+    /// synchronise.
     ///
     /// # Errors
     ///
-    /// As the driver answers, of the first block that could not be freed. What could not be freed is
-    /// still left.
+    /// Any driver error for the first block that could not be freed. Blocks that could not be freed remain.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free_left(&mut self) -> Result<()> {
         while let Some(alive) = &mut self.alive {
             let Some(block) = alive.blocks.last() else {
-                // Where it was used and freed stays known: the next launch uses the memory anew.
+                // The stream stays recorded as a user: the next launch uses the memory again.
                 break;
             };
             let freed = free(block.address, alive.stream.as_ref());
@@ -225,7 +222,7 @@ impl GraphExec {
         Ok(())
     }
 
-    /// The end: what cannot be freed because the stream is captured is left to the stream; any other
+    /// Frees on drop: a block that cannot be freed because the stream is captured is left to the stream; any other
     /// failure is reported, and the next block tried.
     fn free_at_last(&mut self) {
         while let Some(alive) = &mut self.alive {
@@ -247,7 +244,7 @@ impl GraphExec {
     }
 }
 
-/// Memory that the last launch of an instance has left, when the instance is gone.
+/// Memory that the last launch of an instance left, after the instance was dropped.
 struct LeftMemory(CUdeviceptr);
 
 impl OrderedRelease for LeftMemory {
@@ -263,7 +260,7 @@ impl OrderedRelease for LeftMemory {
 /// Frees one block outside its graph.
 fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let open = stream.submit()?;
-    // The driver would record the free instead of carrying it out.
+    // The driver would record the free instead of executing it.
     open.refuse_captured(
         "the stream in which the graph left memory is being captured; free it afterwards",
     )?;

@@ -1,4 +1,4 @@
-//! Buffers that a graph uses and therefore owns.
+//! Buffers that a graph owns because it uses them.
 
 use std::any::Any;
 use std::fmt;
@@ -16,13 +16,13 @@ use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::join::order;
 
-/// A buffer that was given to a graph, by which the graph knows it.
+/// A token for a buffer that was given to a graph.
 pub struct GraphOwned<T> {
     pub(super) owner: u64,
     pub(super) index: usize,
     pub(super) address: CUdeviceptr,
     pub(super) len: usize,
-    /// Memory of a device; else of the host.
+    /// Device memory; otherwise host memory.
     pub(super) on_device: bool,
     pub(super) element: PhantomData<fn() -> T>,
 }
@@ -55,31 +55,31 @@ impl<T> fmt::Debug for GraphOwned<T> {
     }
 }
 
-/// A buffer of any element, or memory that several graphs use.
+/// A buffer of any element type, or memory that several graphs use.
 pub(crate) trait AnyBuffer: Any + Send + Sync {
     fn stream(&self) -> &Stream;
-    /// The buffer's stream waits for others that may still use it.
+    /// Makes the buffer's stream wait for others that may still use it.
     fn wait_for_pending_uses(&mut self) -> Result<()>;
-    /// `Ok` if work in this context may touch the memory.
+    /// `Ok` if work in this context may access the memory.
     fn require_reach_in(&self, context: &Context) -> Result<()>;
-    /// It may not be freed before `stream` has been waited for.
+    /// Adds `stream` as a pending use: the memory may not be freed before `stream` has been waited for.
     fn owe(&self, stream: &Stream);
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 
-    /// The number of the memory that several graphs use; 0 for a buffer.
+    /// The number of memory that several graphs use; 0 for a buffer.
     fn number(&self) -> u64 {
         0
     }
 
-    /// Held from before a launch waits for earlier uses until later ones wait for the launch; of memory that several
-    /// graphs use. Buffers have one graph, which is launched by one thread at a time.
+    /// A lock for memory that several graphs use, held from before a launch waits for earlier uses until later ones
+    /// wait for the launch. A buffer has only one graph, which one thread launches at a time.
     fn turn(&self) -> Option<Arc<Lock<()>>> {
         None
     }
 
-    /// A graph that kept a block of it has ended.
+    /// A graph that kept a block of it was dropped.
     fn take_back(&self, _: CUdeviceptr) {}
 }
 
@@ -117,7 +117,7 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
 pub(super) struct OwnedBuffer {
     pub(super) buffer: Box<dyn AnyBuffer>,
     pub(super) last: Vec<CUgraphNode>,
-    /// A capture may have used it, in nodes that nobody knows by name.
+    /// A capture may have used it, in nodes whose handles are unknown.
     pub(super) is_captured: bool,
 }
 
@@ -139,7 +139,7 @@ impl Parts {
         adopted
     }
 
-    /// The place of memory that several graphs use among the owned.
+    /// The index among the owned buffers of memory that several graphs use.
     pub(super) fn shared_guest(&mut self, memory: impl AnyBuffer) -> usize {
         let number = memory.number();
         let known = self.owned.iter();
@@ -175,7 +175,7 @@ impl Parts {
             .ok_or_else(unknown)
     }
 
-    /// `Ok` if work in this context may touch the buffer.
+    /// `Ok` if work in this context may access the buffer.
     pub(super) fn require_reach_of<T: Pod>(
         &self,
         adopted: &GraphOwned<T>,
@@ -185,8 +185,8 @@ impl Parts {
         reach.map_err(explain)
     }
 
-    /// `Ok` if all memory of a graph for the context `home` may be touched in a launch in `stream`. No driver call
-    /// if all of it is of one context.
+    /// `Ok` if all memory of a graph for the context `home` may be accessed in a launch in `stream`. No driver call if
+    /// all of it belongs to one context.
     pub(super) fn require_reach(&self, home: &Context, stream: &Stream) -> Result<()> {
         for owned in &self.owned {
             let reach = owned.buffer.require_reach_in(home);
@@ -213,7 +213,7 @@ impl Parts {
         )))
     }
 
-    /// The turns of all memory that other graphs use too, in the order in which they are to be taken.
+    /// The launch locks of all memory that other graphs use too, in locking order.
     pub(super) fn turns(&self) -> Vec<Arc<Lock<()>>> {
         let mut shared: Vec<_> = self
             .owned
@@ -224,7 +224,7 @@ impl Parts {
         shared.into_iter().map(|(_, turn)| turn).collect()
     }
 
-    /// `stream` waits for everything that was done with the buffers.
+    /// `stream` waits for all earlier work on the buffers.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
         for owned in &mut self.owned {
             owned.buffer.wait_for_pending_uses()?;
@@ -233,8 +233,8 @@ impl Parts {
         Ok(())
     }
 
-    /// What is done with the buffers from now on waits for `stream`. All are tried; what could not be
-    /// ordered is remembered by the buffer, and ordered before its next use.
+    /// Later work on the buffers waits for `stream`. All are tried; a buffer that could not be ordered records that,
+    /// and is ordered before its next use.
     pub(super) fn leave(&self, stream: &Stream) {
         for owned in &self.owned {
             let home = owned.buffer.stream();
@@ -245,7 +245,7 @@ impl Parts {
     }
 }
 
-/// Says of which buffer the error is.
+/// Adds to an error which buffer it is about.
 #[cold]
 fn explain(error: Error) -> Error {
     if error.code().is_some() {
@@ -272,7 +272,7 @@ impl Graph {
 }
 
 impl GraphExec {
-    /// A buffer that was adopted, to be read in the order of its own stream: after every launch so far.
+    /// An adopted buffer, to be read in the order of its own stream: after every launch so far.
     ///
     /// # Errors
     ///
@@ -281,13 +281,13 @@ impl GraphExec {
         self.parts.owned(adopted)
     }
 
-    /// As [`buffer`](Self::buffer), to be written.
+    /// As [`buffer`](Self::buffer), for writing.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     ///
-    /// What the graph was given cannot be exchanged:
+    /// An adopted buffer cannot be exchanged:
     ///
     /// ```compile_fail,E0308
     /// # use cuda_mem::{DeviceBuffer, Error};
@@ -302,8 +302,8 @@ impl GraphExec {
         Ok(GraphOwnedMut(self.parts.guest_mut(adopted)?))
     }
 
-    /// Ends the instance and gives one adopted buffer back. What runs still completes, before
-    /// everything that is done with the buffer from now on.
+    /// Drops the instance and returns one adopted buffer. Launches in progress complete before any later work on the
+    /// buffer.
     ///
     /// # Errors
     ///
@@ -311,7 +311,7 @@ impl GraphExec {
     pub fn into_buffer<T: Pod>(mut self, adopted: &GraphOwned<T>) -> Result<DeviceBuffer<T>> {
         self.parts.owned(adopted)?;
         let owned = self.parts.owned.swap_remove(adopted.index);
-        // The last one has its place now.
+        // The last one is in its place now.
         let moved = self.parts.owned.len();
         for block in &mut self.parts.blocks {
             if block.owned == Some(moved) {
@@ -323,8 +323,8 @@ impl GraphExec {
     }
 }
 
-/// An adopted buffer that is being written. It is not the buffer itself: that must stay where the graph
-/// knows it, and a reference could be used to exchange it for another.
+/// An adopted buffer that is being written. It is not a `&mut` to the buffer itself, which could be used to exchange
+/// the buffer for another: it must stay where the graph expects it.
 pub struct GraphOwnedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
 
 impl<T: Pod> GraphOwnedMut<'_, T> {
@@ -332,7 +332,7 @@ impl<T: Pod> GraphOwnedMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.0.fill(value)
     }
@@ -341,7 +341,7 @@ impl<T: Pod> GraphOwnedMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn zero(&mut self) -> Result<()> {
         self.0.zero()
     }
@@ -350,7 +350,7 @@ impl<T: Pod> GraphOwnedMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.0.copy_from(from)
     }
@@ -359,7 +359,7 @@ impl<T: Pod> GraphOwnedMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
         self.0.copy_from_buffer(from)
     }
@@ -368,7 +368,7 @@ impl<T: Pod> GraphOwnedMut<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn on<'b>(&'b mut self, other: &'b Stream) -> Result<Loan<'b, T>> {
         self.0.on(other)
     }

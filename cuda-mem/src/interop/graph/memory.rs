@@ -1,4 +1,4 @@
-//! The memory that a device holds for graphs.
+//! Device memory that is held for graphs.
 
 use std::fmt;
 
@@ -9,17 +9,16 @@ use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::memory::stats::{Usage, write_line};
 
-/// What a device holds for the graphs of this process: a pool of its own, which no pool's trim touches.
-/// Read value by value, so it is not one moment's picture while other threads launch.
+/// Device memory held for the graphs of this process. It is a pool of its own, which trimming other pools does not
+/// affect. The values are read one by one, so they are not a consistent snapshot while other threads launch.
 ///
-/// The driver counts in large steps (32 MiB on an H200), and memory that was freed counts as used until
-/// it is trimmed.
+/// The driver counts in large steps (32 MiB on an H200), and freed memory counts as used until it is trimmed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GraphMemoryStats {
-    /// Device memory that is held.
+    /// Device memory that is reserved.
     pub reserved: Usage,
-    /// Of that, memory that graphs take.
+    /// The part of it that graphs use.
     pub used: Usage,
 }
 
@@ -35,7 +34,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -61,11 +60,11 @@ impl Device {
         })
     }
 
-    /// Sets the high marks back to what is reserved and used now.
+    /// Resets the high-water marks to what is reserved and used now.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceSetGraphMemAttribute")]
     pub fn reset_graph_memory_high_marks(&self) -> Result<()> {
         let marks = [
@@ -80,14 +79,14 @@ impl Device {
         })
     }
 
-    /// Gives memory that no running graph and no living allocation needs back to the system. Instances
-    /// stay, and take memory again when they are launched.
+    /// Returns memory that no running graph and no live allocation needs to the system. Instances stay, and allocate
+    /// memory again when they are launched.
     ///
-    /// The trims of pools do not touch graph memory: out of memory, both may help.
+    /// Trimming pools does not affect graph memory: when memory runs out, both may help.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceGraphMemTrim")]
     pub fn trim_graph_memory(&self) -> Result<()> {
         // SAFETY: as in `graph_memory`.

@@ -1,4 +1,4 @@
-//! Graphs: work that is written down once and launched many times, and memory that is theirs.
+//! Graphs: work that is recorded once and launched many times, with memory of its own.
 
 mod capture;
 mod exec;
@@ -30,13 +30,12 @@ use crate::stream::context::Context;
 
 use graph_owned::OwnedBuffer;
 
-/// Work with an order, written down to be launched as a whole.
+/// Ordered work, recorded to be launched as a whole.
 ///
-/// A graph comes from [`Stream::capture`](crate::Stream::capture), or is put together node by node.
-/// What it allocates is *graph memory*: its addresses are fixed when the graph is made and stay the
-/// same over all launches, and it exists from the moment that a launch gets there. Memory of pools
-/// gets into a graph only by [`adopt`](Self::adopt), which gives the buffer to the graph: so it is
-/// there as long as the graph can be launched.
+/// A graph comes from [`Stream::capture`](crate::Stream::capture), or is built node by node. Its allocations are *graph
+/// memory*: the addresses are fixed when the graph is built and are the same in all launches, and the memory exists
+/// from the moment that a launch reaches the allocation. Memory of pools gets into a graph only through
+/// [`adopt`](Self::adopt), which gives the buffer to the graph: so it exists as long as the graph can be launched.
 ///
 /// ```
 /// # use cuda_mem::Driver;
@@ -59,30 +58,30 @@ use graph_owned::OwnedBuffer;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct Graph {
-    /// Null only while the graph is on its way into an instance or another graph.
+    /// Null only while the graph is being moved into an instance or another graph.
     raw: CUgraph,
     context: Context,
     parts: Parts,
 }
 
-/// What belongs to a graph beside its nodes.
+/// What a graph owns besides its nodes.
 struct Parts {
-    /// Tokens of another graph are refused by this number.
+    /// Identifies the graph: tokens of other graphs are refused.
     id: u64,
     blocks: Vec<Block>,
     owned: Vec<OwnedBuffer>,
 }
 
-/// What a node allocates.
+/// An allocation of a node.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: CUdeviceptr,
     bytes: usize,
     /// A node of the same graph frees it.
     is_freed: bool,
-    /// It is memory of this owned, which the graph keeps, and which no node allocates or frees.
+    /// The owned memory that contains the block: the graph keeps it, and no node allocates or frees it.
     owned: Option<usize>,
-    /// No other graph uses it while this one is there.
+    /// No other graph uses it while this one exists.
     is_alone: bool,
 }
 
@@ -134,7 +133,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuGraphCreate")]
     #[track_caller]
     pub fn new(context: &Context) -> Result<Self> {
@@ -143,7 +142,7 @@ impl Graph {
         Ok(Self::own(context, raw, Parts::new()))
     }
 
-    /// Makes the one that destroys the graph.
+    /// Wraps the handle; dropping the result destroys the graph.
     #[track_caller]
     fn own(context: &Context, raw: CUgraph, parts: Parts) -> Self {
         let graph = Self {
@@ -162,7 +161,7 @@ impl Graph {
             .on(device)
     }
 
-    /// The context that the work is for.
+    /// The context of the graph's work.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -180,7 +179,7 @@ impl Graph {
         self.parts.left().map(|block| block.bytes).sum()
     }
 
-    /// Where the memory behind a token lies.
+    /// The block that a token stands for.
     fn block<T: Pod>(parts: &Parts, left: &PersistentAllocation<T>) -> Result<Block> {
         parts.check_owner(left.owner)?;
         let block = parts.blocks.get(left.index);

@@ -1,5 +1,5 @@
-//! Graphs made node by node. The order of memory comes by itself: what uses a block comes after what
-//! used it before, the first after its allocation, the free after all of them.
+//! Graphs built node by node. Memory is ordered automatically: each use of a block comes after the previous one, the
+//! first after its allocation, and the free after all of them.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ use crate::ledger;
 use crate::memory::buffer::bytes_of;
 use crate::memory::copy::pattern;
 
-/// A node of a graph, for others to come after.
+/// A node of a graph, on which other nodes can depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
     owner: u64,
@@ -26,15 +26,16 @@ unsafe impl Send for Node {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Node {}
 
-/// Graph memory of a graph that is being made by hand, between its allocation and its free.
+/// Graph memory in a graph that is being built by hand, between its allocation and its free.
 ///
-/// Dropped, it is left: [`persist`](Self::persist) is the same with a token to find it by.
+/// If it is dropped, a launch leaves the memory allocated: [`persist`](Self::persist) does the same and returns a token
+/// for it.
 pub struct NodeMemory<T> {
     owner: u64,
     index: usize,
     address: CUdeviceptr,
     len: usize,
-    /// What the next use comes after.
+    /// The nodes that the next use depends on.
     last: Vec<CUgraphNode>,
     element: PhantomData<fn() -> T>,
 }
@@ -45,8 +46,8 @@ unsafe impl<T> Send for NodeMemory<T> {}
 unsafe impl<T> Sync for NodeMemory<T> {}
 
 impl<T> NodeMemory<T> {
-    /// The address, fixed from now on; 0 if there are no bytes. It is valid only in the graph's order,
-    /// between the allocation and the free.
+    /// The address, fixed from now on; 0 if there are no bytes. It is valid only in graph order, between the allocation
+    /// and the free.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -64,7 +65,7 @@ impl<T> NodeMemory<T> {
         self.len == 0
     }
 
-    /// Leaves the memory allocated after a launch; the instance knows it by the token.
+    /// Leaves the memory allocated after a launch; the token gives access to it in the instance.
     #[must_use]
     pub fn persist(self) -> PersistentAllocation<T> {
         PersistentAllocation {
@@ -97,7 +98,7 @@ fn check_len(to: usize, from: usize) -> Result<()> {
 }
 
 impl Graph {
-    /// What a node comes after: what is named, and what used its memory last.
+    /// The dependencies of a node: the given nodes, and the last users of its memory.
     fn after(&self, named: &[Node], used: &[&[CUgraphNode]]) -> Result<Vec<CUgraphNode>> {
         for node in named {
             self.parts.check_owner(node.owner)?;
@@ -119,15 +120,15 @@ impl Graph {
         }
     }
 
-    /// Adds an allocation of `len` elements on the graph's device, after the nodes `after`. Their content
-    /// is arbitrary. The address can be one that another node has freed, if `after` says that this comes
-    /// after that.
+    /// Adds an allocation of `len` elements on the graph's device, after the nodes `after`. The contents are
+    /// unspecified. The address may be reused from a block that another node freed, if `after` orders this allocation
+    /// after that free.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the address space cannot hold it; whether the
-    /// device can shows at the launch. [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size
-    /// overflows or a node is another graph's.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the address space cannot hold it; device memory is only
+    /// checked at the launch. [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows or a node is
+    /// another graph's.
     #[doc(alias = "cuGraphAddMemAllocNode")]
     pub fn alloc<T: Pod>(&mut self, len: usize, after: &[Node]) -> Result<NodeMemory<T>> {
         let bytes = bytes_of::<T>(len)?;
@@ -160,7 +161,7 @@ impl Graph {
         })
     }
 
-    /// Adds a free, after everything in the graph that uses the memory, and after the nodes `after`.
+    /// Adds a free, after all uses of the memory in the graph, and after the nodes `after`.
     ///
     /// # Errors
     ///
@@ -237,7 +238,7 @@ impl Graph {
         Ok(self.node(node))
     }
 
-    /// Adds a copy out of the graph's memory into a buffer of the same length that it has adopted.
+    /// Adds a copy of graph memory into an adopted buffer of the same length.
     ///
     /// # Errors
     ///
@@ -252,7 +253,7 @@ impl Graph {
         self.beside(from, to, after, |memory, adopted| (adopted, memory))
     }
 
-    /// Adds a copy of an adopted buffer into memory of the graph of the same length.
+    /// Adds a copy of an adopted buffer into graph memory of the same length.
     ///
     /// # Errors
     ///
@@ -267,7 +268,7 @@ impl Graph {
         self.beside(to, from, after, |memory, adopted| (memory, adopted))
     }
 
-    /// A copy between memory of the graph and an adopted buffer; `ends` says which is target and source.
+    /// A copy between graph memory and an adopted buffer; `ends` returns target and source.
     fn beside<T: Pod>(
         &mut self,
         memory: &mut NodeMemory<T>,
@@ -321,23 +322,23 @@ impl Graph {
         unsafe { raw::graph::add_copy(table, self.raw, after, (to, from), bytes, context) }
     }
 
-    /// A node that only orders.
+    /// A node without work, for ordering only.
     fn add_nothing(&self, after: &[CUgraphNode]) -> Result<CUgraphNode> {
         let table = self.context.driver().table();
         // SAFETY: the graph is live and the nodes are its.
         unsafe { raw::graph::add_empty(table, self.raw, after) }
     }
 
-    /// Puts another graph, with its memory, into this one as a single node. Needs CUDA 12.9.
+    /// Adds another graph, with its memory, to this one as a single node. Needs CUDA 12.9.
     ///
-    /// The driver takes the graph over: it cannot be instantiated or given away again (R79), which is
-    /// why it is consumed. It must leave nothing allocated and have adopted nothing, since nobody could
-    /// get at that any more.
+    /// The driver takes ownership of the graph: it cannot be instantiated or added to a graph again (R79), which is why
+    /// it is consumed. It must leave no memory allocated and own no adopted buffers, since they would become
+    /// inaccessible.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) with an older driver, or as it answers, for
-    /// example for a graph that has one inside already; the child comes back.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) with an older driver; otherwise any driver error, for
+    /// example for a graph that contains a child already. The child comes back with the error.
     #[doc(alias = "cuGraphAddNode")]
     pub fn add_child(
         &mut self,

@@ -11,7 +11,7 @@ use crate::base::error::{Error, Result};
 use crate::memory::copy::Span;
 use crate::stream::Stream;
 
-/// Memory of a graph that no node of it frees: it is there after a launch, until it is freed.
+/// Graph memory that no node of the graph frees: it exists after a launch, until it is freed.
 pub struct PersistentAllocation<T> {
     pub(super) owner: u64,
     pub(super) index: usize,
@@ -54,7 +54,7 @@ impl<T> fmt::Debug for PersistentAllocation<T> {
     }
 }
 
-/// What the last launch left, used in the order of the stream of that launch.
+/// Memory that the last launch left, used in the order of the stream of that launch.
 pub struct PersistentBuffer<'a, T> {
     stream: &'a Stream,
     address: CUdeviceptr,
@@ -63,19 +63,19 @@ pub struct PersistentBuffer<'a, T> {
 }
 
 impl GraphExec {
-    /// What the last launch left of this memory. Memory of a [`CapturePool`](crate::arena::CapturePool) is there before the first
-    /// launch too.
+    /// This memory, as the last launch left it. Memory of a [`CapturePool`](crate::arena::CapturePool) also
+    /// exists before the first launch.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if nothing is left: there was no launch, or it
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if nothing is left, because there was no launch or the memory
     /// was freed; or if the memory is another graph's.
     pub fn left<T: Pod>(
         &mut self,
         left: &PersistentAllocation<T>,
     ) -> Result<PersistentBuffer<'_, T>> {
         let block = Graph::block(&self.parts, left)?;
-        // Memory that the graph keeps is always there.
+        // Memory that the graph keeps always exists.
         let keeper = block.owned.and_then(|owned| self.parts.owned.get(owned));
         if let Some(keeper) = keeper {
             return Ok(PersistentBuffer {
@@ -114,7 +114,7 @@ impl<T: Pod> PersistentBuffer<'_, T> {
         self.len == 0
     }
 
-    /// The stream in whose order the memory is used: that of the launch.
+    /// The stream that orders uses of the memory: that of the launch.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.stream
@@ -125,18 +125,17 @@ impl<T: Pod> PersistentBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.span().fill(value)
     }
 
-    /// Copies a host slice of the same length in. Synchronises the stream.
+    /// Copies in a host slice of the same length. Synchronises the stream.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; else as the driver
-    /// answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.span().copy_from(from)
@@ -146,7 +145,7 @@ impl<T: Pod> PersistentBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.span().to_vec()

@@ -18,22 +18,22 @@ use super::returns::Returns;
 use super::socket::{self, SPACE, gone, system};
 use crate::base::error::{Error, Result};
 
-/// Which processes may be at the other end.
+/// Which processes are accepted at the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Peers {
-    /// Those of the same user. Whoever can share memory can also harm: a wrong token can crash the
+    /// Processes of the same user. A process that can share memory can also do harm: a wrong token can crash the
     /// process that imports it.
     #[default]
     SameUser,
-    /// Those of any user who can reach the socket.
+    /// Processes of any user who can reach the socket.
     AnyUser,
 }
 
-/// One end of a channel to another process of this machine. Messages arrive whole, in order, with the
-/// descriptors that were sent along, which are close-on-exec from the start.
+/// One end of a channel to another process of this machine. Messages arrive whole, in order, together with their
+/// descriptors, which are close-on-exec from the start.
 ///
-/// If the other process dies, sending and receiving answer [`PeerGone`](crate::ErrorKind::PeerGone), once
-/// what it had sent is read.
+/// If the other process dies, sending and receiving answer [`PeerGone`](crate::ErrorKind::PeerGone), once everything
+/// that it had sent has been read.
 ///
 /// ```
 /// use cuda_mem::interop::Channel;
@@ -50,19 +50,19 @@ pub struct Channel {
     /// Before the socket: fields are dropped in this order.
     pub(super) open: Open,
     socket: OwnedFd,
-    /// Numbers the buffers that were sent, so that word of one is not taken for that of another.
+    /// Numbers the buffers that were sent, so that answers are matched to the right one.
     sent: AtomicU64,
-    /// Which of them came back.
+    /// Which of them were given back.
     pub(super) returns: Returns,
 }
 
-/// What [`Channel::receive`] brings.
+/// A message from [`Channel::receive`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Message {
     /// The bytes that were sent.
     pub bytes: Vec<u8>,
-    /// Descriptors of this process, for what was sent along.
+    /// Descriptors in this process for those that were sent along.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -83,22 +83,22 @@ impl Channel {
         }
     }
 
-    /// A number for a buffer that is sent.
+    /// A number for a buffer to send.
     pub(super) fn next_number(&self) -> u64 {
         self.sent.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The most bytes of one message.
+    /// The maximum size of one message, in bytes.
     pub const MAX_BYTES: usize = socket::MAX_BYTES;
 
-    /// The most descriptors of one message.
+    /// The maximum number of descriptors in one message.
     pub const MAX_DESCRIPTORS: usize = socket::MAX_DESCRIPTORS;
 
-    /// Two ends. One of them is for a child: made into its standard input, say.
+    /// Two connected ends. One of them is for a child process, for example as its standard input.
     ///
     /// # Errors
     ///
-    /// [`System`](crate::ErrorKind::System) if there are no descriptors left.
+    /// [`System`](crate::ErrorKind::System) if this process has no descriptors left.
     #[doc(alias = "socketpair")]
     pub fn pair() -> Result<(Self, Self)> {
         let (first, second) = rustix::net::socketpair(
@@ -111,21 +111,21 @@ impl Channel {
         Ok((Self::new(first), Self::new(second)))
     }
 
-    /// Connects to the process that [listens](Listener::bind) under `name`, if it is of the same user.
+    /// Connects to the process that [listens](Listener::bind) under `name`, if it belongs to the same user.
     ///
     /// # Errors
     ///
-    /// [`PeerGone`](crate::ErrorKind::PeerGone) if nobody listens;
-    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if it is somebody else's process.
+    /// [`PeerGone`](crate::ErrorKind::PeerGone) if no process listens; [`NotPermitted`](crate::ErrorKind::NotPermitted)
+    /// if the process belongs to another user.
     pub fn connect(name: &str) -> Result<Self> {
         Self::connect_to(name, Peers::SameUser)
     }
 
-    /// As [`connect`](Self::connect), with a choice of whose process may be there.
+    /// As [`connect`](Self::connect), with a choice of which processes are accepted.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn connect_to(name: &str, peers: Peers) -> Result<Self> {
         let socket = socket()?;
         retry_on_intr(|| rustix::net::connect(&socket, &address(name)?)).map_err(|error| {
@@ -139,22 +139,22 @@ impl Channel {
         Self::from_fd_of(socket, peers)
     }
 
-    /// Takes over one end of a channel that came by another way, such as standard input, if the process
-    /// that made it is of the same user.
+    /// Takes over one end of a channel that was received in another way, such as standard input, if the process that
+    /// made it belongs to the same user.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the descriptor is something else;
-    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if the other end is somebody else's.
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if the other end belongs to another user.
     pub fn from_fd(socket: OwnedFd) -> Result<Self> {
         Self::from_fd_of(socket, Peers::SameUser)
     }
 
-    /// As [`from_fd`](Self::from_fd), with a choice of whose process may be there.
+    /// As [`from_fd`](Self::from_fd), with a choice of which processes are accepted.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     pub fn from_fd_of(socket: OwnedFd, peers: Peers) -> Result<Self> {
         let kind = sockopt::socket_type(&socket).and_then(|kind| {
             let domain = sockopt::socket_domain(&socket)?;
@@ -169,7 +169,7 @@ impl Channel {
         Ok(Self::new(socket))
     }
 
-    /// Sends a message, with copies of the descriptors. Waits while the other end has too much to read.
+    /// Sends a message, with copies of the descriptors. Waits while too many messages are unread at the other end.
     ///
     /// # Errors
     ///
@@ -184,9 +184,9 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`PeerGone`](crate::ErrorKind::PeerGone) if the other end is closed and all it sent is read;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a message that is too large, or that came
-    /// without its descriptors because this process has too many; nothing of it is kept.
+    /// [`PeerGone`](crate::ErrorKind::PeerGone) if the other end is closed and everything that it sent has been read;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a message that is too large, or that came without its
+    /// descriptors because this process has too many; nothing of it is kept.
     #[doc(alias("recvmsg", "SCM_RIGHTS"))]
     pub fn receive(&self) -> Result<Message> {
         let mut bytes = vec![0; Self::MAX_BYTES + 1];
@@ -199,8 +199,8 @@ impl Channel {
                 rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)
             })
         };
-        // It says once that the other end was closed with messages unread; what that sent before is
-        // still there.
+        // This error is reported once if the other end was closed with messages unread; messages that it sent before
+        // can still be read.
         let got = match read() {
             Err(Errno::CONNRESET) => read(),
             got => got,
@@ -209,7 +209,7 @@ impl Channel {
             Errno::CONNRESET => gone(),
             error => system("receiving from another process", error),
         })?;
-        // Owned before anything else is looked at, so that they are closed whatever comes.
+        // Owned before anything else is examined, so that they are closed in any case.
         let descriptors = control
             .drain()
             .filter_map(|message| match message {
@@ -252,14 +252,14 @@ impl From<Channel> for OwnedFd {
 }
 
 impl Listener {
-    /// Listens under a name, for processes of the same user. The name is one of Linux's abstract
-    /// sockets: no file comes to be, and it is free again when the listener is dropped or its process
-    /// dies. Every process of the same network namespace can see it.
+    /// Listens under a name, for processes of the same user. The name is an abstract socket name of Linux: no file is
+    /// created, and the name is free again when the listener is dropped or its process dies. It is visible to every
+    /// process of the same network namespace.
     ///
     /// # Errors
     ///
-    /// [`InUse`](crate::ErrorKind::InUse) if somebody has the name; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// if it is empty or longer than 107 bytes.
+    /// [`InUse`](crate::ErrorKind::InUse) if the name is taken; [`InvalidValue`](crate::ErrorKind::InvalidValue) if it
+    /// is empty or longer than 107 bytes.
     pub fn bind(name: &str) -> Result<Self> {
         if name.is_empty() || name.len() > 107 {
             return Err(Error::invalid(format!(
@@ -277,7 +277,7 @@ impl Listener {
         Ok(Self { socket, peers })
     }
 
-    /// Chooses whose processes may connect.
+    /// Chooses which processes may connect.
     #[must_use]
     pub fn allow(mut self, peers: Peers) -> Self {
         self.peers = peers;
@@ -288,8 +288,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if it is somebody else's; it is turned away, and
-    /// the listener goes on.
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if the process is not accepted; it is disconnected, and the
+    /// listener stays open.
     pub fn accept(&self) -> Result<Channel> {
         let socket = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
             .map_err(|error| system("accepting a channel", error))?;
@@ -325,8 +325,8 @@ fn check_peer(socket: &OwnedFd, peers: Peers) -> Result<()> {
     )))
 }
 
-/// Not by `rustix`, whose answer has no room for a peer without a process number: one that is not
-/// connected, or not visible from this container.
+/// Does not use `rustix`, whose result cannot represent a peer without a process number: one that is not connected, or
+/// not visible from this container.
 fn peer_uid(socket: &OwnedFd) -> Result<u32> {
     let mut peer = libc::ucred {
         pid: 0,

@@ -1,4 +1,4 @@
-//! Events between processes.
+//! Events shared between processes.
 
 use cuda_driver_sys::CUresult;
 
@@ -9,8 +9,8 @@ use crate::stream::context::Context;
 use crate::stream::event::Event;
 
 impl Event {
-    /// A handle by which another process opens this event, with [`Context::import_event`]. The event
-    /// must come from [`Context::interprocess_event`].
+    /// A handle with which another process opens this event, through [`Context::import_event`]. The event must come
+    /// from [`Context::interprocess_event`].
     ///
     /// # Errors
     ///
@@ -29,17 +29,17 @@ impl Event {
 }
 
 impl Context {
-    /// Opens an event of another process. It can be recorded and waited for here and there; each wait
-    /// means the last recording of either.
+    /// Opens an event of another process. It can be recorded and waited for in both processes; each wait refers to the
+    /// last recording in either.
     ///
-    /// A recording that is not reached when its process dies is never reached: streams that wait for it
-    /// stay where they are, and their context's last handle is dropped only by the end of the process
-    /// (both measured). Where a process may die, wait for its word on the host instead.
+    /// If a process dies before a recording is reached, it is never reached: streams that wait for it hang, and
+    /// dropping their context's last handle returns only at the end of the process (both measured). Where a process may
+    /// die, wait for its message on the host instead.
     ///
     /// # Errors
     ///
-    /// [`PeerGone`](ErrorKind::PeerGone) if there is no such event any more;
-    /// [`InvalidContext`](ErrorKind::InvalidContext) in the process that made it (measured).
+    /// [`PeerGone`](ErrorKind::PeerGone) if the event no longer exists; [`InvalidContext`](ErrorKind::InvalidContext)
+    /// in the process that made it (measured).
     #[doc(alias = "cuIpcOpenEventHandle")]
     #[track_caller]
     pub fn import_event(&self, handle: &EventHandle) -> Result<Event> {
@@ -49,7 +49,7 @@ impl Context {
         let raw = unsafe { raw::ipc::import_event(self.driver().table(), handle.0) };
         drop(current);
         let raw = raw.map_err(|error| {
-            // Measured: what a driver answers when the event's context is gone.
+            // Measured: the driver's answer when the event's context is gone.
             error.meaning(
                 CUresult::CUDA_ERROR_MAP_FAILED,
                 ErrorKind::PeerGone,

@@ -11,13 +11,12 @@ use crate::memory::buffer::DeviceBuffer;
 
 impl Channel {
     /// Lends a buffer to the other process until that gives it back or dies. Sends it as
-    /// [`send_buffer`](Self::send_buffer) does. Several buffers may be lent at a
-    /// time, and come back in any order; several threads may wait, each for one of them. Nothing else may be
-    /// received at this end meanwhile.
+    /// [`send_buffer`](Self::send_buffer) does. Several buffers may be on loan at a time, and come back in any order;
+    /// several threads may wait, each for one of them. Meanwhile nothing else may be received at this end.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     ///
     /// ```no_run
     /// # fn example(
@@ -39,7 +38,7 @@ impl Channel {
     ) -> Result<ExportedBuffer<'a, T>> {
         buffer.wait_for_pending_uses()?;
         let number = self.next_number();
-        // Before it is sent: another thread that waits may read the answer first.
+        // Before it is sent: another waiting thread may read the answer first.
         self.returns.expect(number)?;
         if let Err(error) = self.send_numbered(buffer, number) {
             self.returns.forget(number);
@@ -54,12 +53,12 @@ impl Channel {
     }
 }
 
-/// A buffer that another process has. The buffer cannot be used or freed here until that process gives
-/// it back, so that it frees first, as the driver wants it (R56).
+/// A buffer on loan to another process. The buffer cannot be used or freed here until that process gives it back, so
+/// that it frees first, as the driver requires (R56).
 ///
-/// Dropping waits too: until word comes, or the end of the other process. Leaking it lets the buffer be
-/// freed under the other process's work, which then reads and writes memory that is somebody else's by
-/// then; it stays mapped there (measured).
+/// Dropping it waits too, until the buffer comes back or the other process ends. If it is leaked, the buffer can be
+/// freed while the other process uses it; that process then reads and writes memory that may be in other use, since it
+/// stays mapped there (measured).
 #[must_use = "it waits for the other process when dropped"]
 pub struct ExportedBuffer<'a, T: Pod> {
     channel: &'a Channel,
@@ -73,12 +72,10 @@ impl<T: Pod> ExportedBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
-    /// it; work that it had submitted may run for a moment more.
-    /// [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its work or free its mapping; the
-    /// error says why.
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else, which is lost; the wait goes
-    /// on then when the guard is dropped, which is at once.
+    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with it; work that
+    /// it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its
+    /// work or free its mapping; the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it sent another
+    /// message, which is lost; the wait continues when the guard is dropped, which is at once.
     pub fn wait(mut self) -> Result<()> {
         let answer = self.channel.wait_for_return(self.number);
         let is_end =
@@ -94,7 +91,7 @@ impl<T: Pod> Drop for ExportedBuffer<'_, T> {
             report::release("lent buffer", || {
                 loop {
                     match self.channel.wait_for_return(self.number) {
-                        // Something else came, and was read; the buffer is still lent.
+                        // Another message was received; the buffer is still on loan.
                         Err(error) if error.kind() == ErrorKind::InvalidValue => {}
                         Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
                         answer => return answer,

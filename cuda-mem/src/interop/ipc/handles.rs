@@ -1,11 +1,11 @@
-//! What travels between processes, as bytes.
+//! Handles that are sent between processes as bytes.
 
 use std::fmt;
 
 use super::wire;
 use crate::base::error::{Error, Result};
 
-/// What the bytes are.
+/// The kinds of bytes.
 pub(super) mod kind {
     pub(crate) const FABRIC: u8 = 1;
     pub(crate) const POINTER: u8 = 2;
@@ -13,7 +13,7 @@ pub(super) mod kind {
     pub(crate) const EVENT: u8 = 4;
 }
 
-/// Reading a handle that a safe function passes to the driver. Reading is where the caller vouches for it.
+/// Reads a handle that a safe function passes to the driver. The caller of the read vouches for it.
 macro_rules! trusted {
     ($name:ident, $import:literal, $from:literal, $where:literal) => {
         impl $name {
@@ -23,14 +23,14 @@ macro_rules! trusted {
             ///
             /// The bytes come from [`to_bytes`](Self::to_bytes) of a live handle
             #[doc = concat!($where, ", and only trusted processes could write them on their way.")]
-            /// The sum in them finds accidents, not forgeries.
+            /// The checksum in them detects accidents, not forgeries.
             #[doc = concat!("[`", $import, "`](", $from, $import, ")")]
             /// gives them to the driver, and bytes that no driver wrote can crash the process.
             ///
             /// # Errors
             ///
-            /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or
-            /// are something else.
+            /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut or changed, or are something
+            /// else.
             ///
             /// ```compile_fail,E0133
             #[doc = concat!("use cuda_mem::", stringify!($name), ";")]
@@ -44,7 +44,7 @@ macro_rules! trusted {
     };
 }
 
-/// 64 bytes of the driver, told apart by type. Their bytes on a wire carry what they are, and a sum.
+/// 64 bytes of the driver, distinguished by type. On the wire they carry a kind and a checksum.
 macro_rules! opaque {
     ($(#[$doc:meta])* $name:ident, $kind:ident, $what:literal) => {
         $(#[$doc])*
@@ -91,13 +91,13 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// A pool, for processes of all machines on one NVLink fabric.
+    /// A pool, for processes on all machines of one NVLink fabric.
     #[doc(alias = "CUmemFabricHandle")]
     FabricHandle, FABRIC, "a fabric handle"
 }
 
 opaque! {
-    /// Where a buffer lies in its pool. A [`SharedBuffer`] also says how large it is.
+    /// The location of a buffer in its pool. A [`SharedBuffer`] also contains its size.
     #[doc(alias = "CUmemPoolPtrExportData")]
     PointerToken, POINTER, "a pointer token"
 }
@@ -112,19 +112,18 @@ trusted! { FabricHandle, "ImportedPool::from_fabric", "crate::interop::", "of a 
 trusted! { EventHandle, "Context::import_event", "crate::", "of an event on this machine" }
 
 impl PointerToken {
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a token is
-    /// unsafe: there the caller vouches for it.
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a token is unsafe: its
+    /// caller vouches for the token.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or are something
-    /// else.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut or changed, or are something else.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         Self::open(bytes)
     }
 }
 
-/// A buffer of another process: where it lies in its pool, and what is in it. From
+/// A buffer of another process: its location in its pool, and its element size and count. From
 /// [`DeviceBuffer::export`](crate::DeviceBuffer::export).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedBuffer {
@@ -134,7 +133,7 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// Where it lies.
+    /// Its location in the pool.
     #[must_use]
     pub fn token(&self) -> PointerToken {
         self.token
@@ -152,7 +151,7 @@ impl SharedBuffer {
         self.len == 0
     }
 
-    /// Bytes of one element.
+    /// Size of one element, in bytes.
     #[must_use]
     pub fn element_size(&self) -> u64 {
         self.element_size
@@ -167,13 +166,12 @@ impl SharedBuffer {
         wire::seal(kind::BUFFER, &body)
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a
-    /// description is unsafe: there the caller vouches for it.
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a description is unsafe:
+    /// its caller vouches for the description.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or are
-    /// something else.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut or changed, or are something else.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let what = "a shared buffer";
         let (kind::BUFFER, body) = wire::open(what, bytes)? else {
@@ -189,7 +187,7 @@ impl SharedBuffer {
         })
     }
 
-    /// The number of elements of a type, if that is what was exported.
+    /// The number of elements, if they have the size of this type.
     pub(super) fn len_of<T>(&self) -> Result<usize> {
         let size = size_of::<T>();
         if self.element_size != size as u64 {

@@ -1,4 +1,4 @@
-//! Messages about memory: one kind each, so that what was not expected is refused.
+//! Messages about memory. Each has a kind, so that unexpected messages are refused.
 
 use std::os::fd::AsFd;
 
@@ -18,7 +18,7 @@ use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::event::Event;
 
-/// What a message is.
+/// The kind of a message.
 const POOL: u8 = 16;
 const RETURNED: u8 = 17;
 const SENT: u8 = 18;
@@ -34,14 +34,13 @@ impl Channel {
         self.send(&wire::seal(POOL, &[]), &[descriptor.as_fd()])
     }
 
-    /// Waits for a pool, and imports it for `device`. Safe whatever the other process sends: a pool comes as a
-    /// descriptor, which no process can forge, and the driver refuses those of files, pipes and sockets
-    /// (measured).
+    /// Waits for a pool, and imports it for `device`. Safe whatever the other process sends: a pool arrives as a
+    /// descriptor, which cannot be forged, and the driver refuses descriptors of files, pipes and sockets (measured).
     ///
     /// # Errors
     ///
-    /// As [`receive`](Self::receive) and [`ImportedPool::from_fd`];
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    /// As [`receive`](Self::receive) and [`ImportedPool::from_fd`]; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// for any other message.
     #[track_caller]
     pub fn receive_pool(&self, device: &Device) -> Result<ImportedPool> {
         let message = self.receive()?;
@@ -54,10 +53,9 @@ impl Channel {
         }
     }
 
-    /// Sends where a buffer lies, for [`receive_buffer`](Self::receive_buffer) at the other end. Waits
-    /// first until the buffer's stream has done what is in it, so that the memory is there and holds
-    /// what was written. See [`lend`](Self::lend) for a buffer that may not go before the other end is
-    /// done with it.
+    /// Sends the location of a buffer, for [`receive_buffer`](Self::receive_buffer) at the other end. First waits until
+    /// the buffer's stream has completed its work, so that the memory exists and holds what was written. See
+    /// [`lend`](Self::lend) for a buffer that must not be freed before the other end is done with it.
     ///
     /// # Errors
     ///
@@ -67,7 +65,7 @@ impl Channel {
         self.send_numbered(buffer, self.next_number())
     }
 
-    /// The number is that by which word of the buffer comes back.
+    /// The other end gives the buffer back under this number.
     pub(super) fn send_numbered<T: Pod>(
         &self,
         buffer: &DeviceBuffer<T>,
@@ -90,8 +88,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// As [`receive`](Self::receive) and [`ImportedPool::import`];
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    /// As [`receive`](Self::receive) and [`ImportedPool::import`]; [`InvalidValue`](crate::ErrorKind::InvalidValue) for
+    /// any other message.
     #[track_caller]
     pub unsafe fn receive_buffer<T: Pod>(
         &self,
@@ -113,20 +111,19 @@ impl Channel {
         unsafe { pool.import_as(stream, &shared, Some(received)) }
     }
 
-    /// Waits until the work of a buffer that was received here is done, frees it, and tells the other end,
-    /// which waits for it in [`ExportedBuffer`](super::ExportedBuffer).
+    /// Waits until the work of a received buffer is complete, frees the buffer, and notifies the other end, which waits
+    /// for that in [`ExportedBuffer`](super::ExportedBuffer).
     ///
-    /// If the buffer comes back with the error, it may be given back again. If it is dropped instead, or
-    /// does not come back, the other end's wait ends with
-    /// [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be told, the channel is
-    /// closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
+    /// If the buffer comes back with the error, you can try again. If it is dropped instead, or does not come back, the
+    /// other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,
+    /// the channel is closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer did not come through a channel;
-    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory is alive, and then the other
-    /// end goes on waiting; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; else as
-    /// the driver answers, and as [`send`](Self::send).
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer was not received through a channel;
+    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory exists, and the other end continues to
+    /// wait then; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; otherwise as the driver
+    /// answers, and as [`send`](Self::send).
     pub fn give_back<T: Pod>(
         &self,
         mut buffer: DeviceBuffer<T>,
@@ -161,8 +158,7 @@ impl Channel {
                 match &failed.object {
                     Some(buffer) => buffer.note_failed_return(Some(words)),
                     None => {
-                        // The caller is told of the first failure; after a second one the channel is
-                        // closed.
+                        // The caller gets the first failure; after a second one the channel is closed.
                         let _ = self.answer(&reply::failed(number, &words));
                     }
                 }
@@ -171,7 +167,7 @@ impl Channel {
         }
     }
 
-    /// Sends what the other end waits for. If it cannot be sent, the channel is closed, so that the other
+    /// Sends the answer that the other end waits for. If it cannot be sent, the channel is closed, so that the other
     /// end does not wait for ever.
     fn answer(&self, bytes: &[u8]) -> Result<()> {
         self.send(bytes, &[])
@@ -220,14 +216,13 @@ impl Channel {
     ///
     /// # Safety
     ///
-    /// The process at the other end uses this crate, and sends an event with
-    /// [`send_event`](Self::send_event). The driver believes the handle that comes, see
-    /// [`EventHandle::from_bytes`].
+    /// The process at the other end uses this crate, and sends an event with [`send_event`](Self::send_event). The
+    /// driver does not validate the handle, see [`EventHandle::from_bytes`].
     ///
     /// # Errors
     ///
-    /// As [`receive`](Self::receive) and [`Context::import_event`];
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    /// As [`receive`](Self::receive) and [`Context::import_event`]; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// for any other message.
     ///
     /// ```compile_fail,E0133
     /// # fn example(channel: cuda_mem::interop::Channel, context: cuda_mem::Context) {

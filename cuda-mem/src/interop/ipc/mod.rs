@@ -1,8 +1,8 @@
 //! Sharing memory with other processes: pools, buffers, events, and a channel to pass them through.
 //!
-//! A pool that was built with [`HandleTypes`](crate::driver::HandleTypes) is exported once, as a descriptor;
-//! then each buffer as a few bytes that say where it lies in the pool. The other process imports the
-//! pool, and then each buffer. See the chapter on sharing in the book for what must be kept in order.
+//! A pool that was built with [`HandleTypes`](crate::driver::HandleTypes) is exported once, as a descriptor; then each
+//! buffer as a few bytes that give its location in the pool. The other process imports the pool, and then each buffer.
+//! The chapter on sharing in the book explains the required order.
 
 mod channel;
 mod event;

@@ -17,17 +17,16 @@ use crate::memory::pool;
 use crate::stream::Stream;
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Says where this buffer lies, for another process that imports it with [`ImportedPool::import`].
-    /// Its pool must have been exported before (measured).
+    /// The location of this buffer, for another process that imports it with [`ImportedPool::import`]. The pool must
+    /// have been exported before (measured).
     ///
-    /// The other process may import it at once, but may use the memory only when the allocation is
-    /// done, and must have freed it before it is freed here;
-    /// [`Channel::lend`](super::Channel::lend) takes care of both.
+    /// The other process may import the buffer at once, but may use the memory only after the allocation is complete,
+    /// and must free its mapping before the buffer is freed here; [`Channel::lend`](super::Channel::lend) ensures both.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer is empty, not from the start of an
-    /// allocation, or from a pool that was not exported.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer is empty, does not start at an allocation, or is
+    /// from a pool that was not exported.
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn export(&self) -> Result<SharedBuffer> {
         if self.as_raw() == 0 {
@@ -55,27 +54,26 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl ImportedPool {
-    /// Imports a buffer of the other process, to use it in the order of `stream`. Importing one buffer
-    /// twice gives two views of one mapping, which ends with the last of them, after the work of both.
+    /// Imports a buffer of the other process, to use it in the order of `stream`. Importing one buffer twice gives two
+    /// views of one mapping, which ends with the last of them, after the work of both.
     ///
-    /// Dropping the view ends the mapping in the order of its stream and frees nothing of the other
-    /// process.
+    /// Dropping the view ends the mapping in the order of its stream and frees nothing in the other process.
     ///
     /// # Safety
     ///
-    /// - The description was made by [`export`](DeviceBuffer::export) of a buffer of this very pool.
-    ///   The driver believes what it is given, and other bytes can crash the process (measured).
-    /// - The exporter's allocation is done before what comes to `stream` from now on, by word of the
-    ///   exporter or by an event of it (R55), and the exporter frees the memory only after the end of
-    ///   this view has been reached in its stream (R56).
-    /// - Whoever else uses the memory meanwhile, in whatever process, is ordered with this view's
-    ///   stream, if one of them writes.
+    /// - The description was made by [`export`](DeviceBuffer::export) of a buffer of this very pool. The driver does
+    ///   not validate it, and other bytes can crash the process (measured).
+    /// - The exporter's allocation is complete before any work that is submitted to `stream` from now on, as confirmed
+    ///   by the exporter or by one of its events (R55), and the exporter frees the memory only after the end of this
+    ///   view has been reached in its stream (R56).
+    /// - All other uses of the memory meanwhile, in any process, are ordered with this view's stream, if one of them
+    ///   writes.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the elements are of another size, if the
-    /// buffer is not as large as it says, if it is no buffer of this pool, or if the stream's device has
-    /// no access; else as the driver answers. Nothing stays imported then.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the elements have another size, if the buffer is not as
+    /// large as its description says, if it does not belong to this pool, or if the stream's device has no access;
+    /// otherwise any driver error. Nothing stays imported then.
     #[doc(alias = "cuMemPoolImportPointer")]
     #[track_caller]
     pub unsafe fn import<T: Pod>(
@@ -87,11 +85,11 @@ impl ImportedPool {
         unsafe { self.import_as(stream, shared, None) }
     }
 
-    /// As [`import`](Self::import), of a buffer that came through a channel.
+    /// As [`import`](Self::import), for a buffer that was received through a channel.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The same conditions.
     #[track_caller]
     pub(super) unsafe fn import_as<T: Pod>(
         &self,
@@ -104,15 +102,15 @@ impl ImportedPool {
         unsafe { self.import_with(stream, &shared.token, len, received) }
     }
 
-    /// As [`import`](Self::import), for a token that came without its length.
+    /// As [`import`](Self::import), for a token without a length.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The same conditions.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemPoolImportPointer")]
     #[track_caller]
     pub unsafe fn import_token<T: Pod>(
@@ -172,7 +170,7 @@ impl ImportedPool {
         }
     }
 
-    /// Refuses a length that is not the exporter's; answers whose memory it is.
+    /// Refuses a length that is not the exporter's; returns the device of the memory.
     fn look_at(&self, address: CUdeviceptr, bytes: usize) -> Result<Option<Device>> {
         use CUpointer_attribute as A;
         let table = self.driver().table();
@@ -202,17 +200,17 @@ impl ImportedPool {
     }
 }
 
-/// What an imported buffer keeps.
+/// The owner of an imported buffer's memory.
 struct Mapping {
     pool: ImportedPool,
     address: CUdeviceptr,
     bytes: usize,
-    /// If it came through a channel.
+    /// Set if it was received through a channel.
     received: Option<Received>,
 }
 
 impl Mapping {
-    /// By its own place: a buffer that is imported twice has one address.
+    /// Identified by its own address: a buffer that is imported twice has one device address.
     fn item(&self) -> Item {
         Item::new(LedgerKind::ImportedBuffer, std::ptr::from_ref(self))
             .on(self.pool.device())

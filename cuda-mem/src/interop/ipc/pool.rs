@@ -23,8 +23,8 @@ impl MemoryPool {
     /// [`ImportedPool::from_fd`]. Each call makes a new one. The pool must have been built with
     /// [`HandleTypes::POSIX_FILE_DESCRIPTOR`].
     ///
-    /// It is close-on-exec. The driver makes it without (measured), so a program that another thread
-    /// starts at this very moment can inherit it.
+    /// It is close-on-exec. The driver creates it without that flag (measured), so a program that another thread starts
+    /// at that very moment can inherit it.
     ///
     /// A default pool cannot be exported:
     ///
@@ -37,9 +37,9 @@ impl MemoryPool {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that kind of handle;
-    /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a
-    /// machine without one.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
+    /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
+    /// one.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -62,14 +62,13 @@ impl MemoryPool {
         })
     }
 
-    /// A handle of this pool for processes of all machines on its NVLink fabric. The pool must have been
-    /// built with [`HandleTypes::FABRIC`]. Needs CUDA 12.3.
+    /// A handle of this pool for processes on all machines of its NVLink fabric. The pool must have been built with
+    /// [`HandleTypes::FABRIC`]. Needs CUDA 12.3.
     ///
     /// # Errors
     ///
-    /// [`NotPermitted`](ErrorKind::NotPermitted) on a machine without a fabric, or where this process
-    /// may not use it; [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that kind
-    /// of handle.
+    /// [`NotPermitted`](ErrorKind::NotPermitted) on a machine without a fabric, or where this process may not use it;
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type.
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fabric(&self) -> Result<FabricHandle> {
         self.export("FABRIC", || {
@@ -81,8 +80,7 @@ impl MemoryPool {
 
     fn export<T>(&self, kind: &str, export: impl FnOnce() -> Result<T>) -> Result<T> {
         self.require_healthy()?;
-        // Asked of the driver, this would be NOT_PERMITTED, and the next allocation from the pool a
-        // crash (measured, R127).
+        // The driver would answer NOT_PERMITTED, and the next allocation from the pool would crash (measured, R127).
         if self.handle_types().contains(HandleTypes::FABRIC) && !has_fabric() {
             return Err(Error::not_permitted(format!(
                 "{} has fabric handles, and this process may use no channel in {CHANNELS}; build a pool with \
@@ -91,7 +89,7 @@ impl MemoryPool {
             )));
         }
         let _ends = pool::no_pool_ends()?;
-        // Again, now that nobody else exports it.
+        // Checked again, now that no other thread exports it.
         self.require_healthy()?;
         export().map_err(|error| {
             if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
@@ -102,7 +100,7 @@ impl MemoryPool {
     }
 }
 
-/// Where NVIDIA's driver puts the channels that fabric handles need.
+/// The directory of the channels that fabric handles need, as NVIDIA's driver creates it.
 const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 
 /// Whether this process may use any of them.
@@ -114,11 +112,11 @@ fn has_fabric() -> bool {
         .any(|file| file.is_ok())
 }
 
-/// A pool of another process, to import its buffers from.
+/// A pool of another process, from which its buffers are imported.
 ///
-/// A handle that can be cloned. The exporter's memory stays its own: nothing can be allocated here,
-/// nothing set, and the end of this pool frees nothing (R53, R59). Imported buffers keep the pool. If
-/// the exporter is gone, what was imported stays valid.
+/// A handle that can be cloned. The memory still belongs to the exporter: nothing can be allocated here, no attribute
+/// set, and dropping this pool frees nothing (R53, R59). Imported buffers keep the pool alive. If the exporter is gone,
+/// imported memory stays valid.
 ///
 /// ```compile_fail,E0599
 /// # fn example(pool: cuda_mem::interop::ImportedPool, stream: cuda_mem::Stream) -> Result<(), cuda_mem::Error> {
@@ -162,15 +160,13 @@ impl Drop for Inner {
 }
 
 impl ImportedPool {
-    /// Imports the pool that a descriptor from [`MemoryPool::export_fd`] names, to use its memory on
-    /// `device`. The descriptor is not taken over. Importing one pool twice gives two handles of one
-    /// import. Needs CUDA 11.2.
+    /// Imports the pool that a descriptor from [`MemoryPool::export_fd`] names, to use its memory on `device`. Does not
+    /// take ownership of the descriptor. Importing one pool twice gives two handles of one import. Needs CUDA 11.2.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the descriptor is of something else;
-    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot reach the memory; else as the driver
-    /// answers.
+    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot access the memory; otherwise any driver error.
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]
     pub fn from_fd(device: &Device, descriptor: impl AsFd) -> Result<Self> {
@@ -178,7 +174,7 @@ impl ImportedPool {
         Self::open(device, || {
             // SAFETY: the descriptor is open, and no pool ends meanwhile.
             unsafe { raw::ipc::import_fd(device.driver().table(), number) }.map_err(|error| {
-                // Measured: what a driver answers to a descriptor of anything else.
+                // Measured: the driver's answer to a descriptor of anything else.
                 error.meaning(
                     CUresult::CUDA_ERROR_UNKNOWN,
                     ErrorKind::InvalidValue,
@@ -192,7 +188,7 @@ impl ImportedPool {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric; else as
+    /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric; otherwise as
     /// [`from_fd`](Self::from_fd).
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]
@@ -207,7 +203,7 @@ impl ImportedPool {
     #[track_caller]
     fn open(device: &Device, import: impl FnOnce() -> Result<CUmemoryPool>) -> Result<Self> {
         let raw = registry::import_pool(device.driver(), import)?;
-        // Owned from here, so that a failure below gives it back.
+        // Owned from here, so that a failure below releases it.
         let pool = Self(Arc::new(Inner {
             device: *device,
             raw,
@@ -236,12 +232,12 @@ impl ImportedPool {
         self.0.raw
     }
 
-    /// Lets another device read and write the memory too.
+    /// Gives another device read and write access to the memory.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) for a device of another driver; as the driver answers
-    /// for one that is no peer.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) for a device of another driver; as the driver answers for a device
+    /// that is not a peer.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn accessible_from(&self, device: &Device) -> Result<()> {
         if self.0.reaches(device)? {
@@ -256,7 +252,7 @@ impl ImportedPool {
 }
 
 impl Inner {
-    /// By its own place: importing a pool twice gives the same handle.
+    /// Identified by its own address: importing a pool twice gives the same handle.
     fn item(&self) -> Item {
         Item::new(LedgerKind::ImportedPool, std::ptr::from_ref(self)).on(self.device)
     }
@@ -297,7 +293,7 @@ impl PartialEq for ImportedPool {
 
 impl Eq for ImportedPool {}
 
-/// Its handle and device, in words.
+/// Its handle and device, as text.
 impl fmt::Display for ImportedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "imported pool {:p} on {}", self.0.raw, self.0.device)

@@ -1,10 +1,10 @@
-//! What this process has imported. The driver answers a second import of the same thing with the same
-//! handle or address. Of pointers, the first release ends all of them (measured, R57): so uses are
-//! counted, and only the last one releases.
+//! The imports of this process. The driver answers a second import of the same object with the same handle or address.
+//! For pointers, the first release ends all of them (measured, R57): so uses are counted, and only the last one
+//! releases.
 //!
-//! Under the lock the driver is only asked to do what returns at once: import, order streams, submit a free,
-//! destroy a pool whose frees are carried out. Streams are waited for without it, because the program may have
-//! submitted more work to them, and dropped without it, because what a stream keeps may be another import.
+//! Under the lock the driver is only asked for operations that return at once: import, order streams, submit a free,
+//! destroy a pool whose frees are complete. Streams are waited for outside the lock, because the program may have
+//! submitted more work to them, and dropped outside it, because what a stream keeps may be another import.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,9 +28,9 @@ struct Entry {
     driver: Driver,
     pool: usize,
     users: usize,
-    /// The driver counts too (measured): as many ends as imports.
+    /// The driver counts too (measured): as many releases as imports.
     imports: usize,
-    /// Where frees were submitted that may not have been carried out.
+    /// Streams with submitted frees that may not be complete.
     frees: Vec<Free>,
     pointers: HashMap<CUdeviceptr, Pointer>,
 }
@@ -39,7 +39,7 @@ struct Entry {
 #[derive(Clone)]
 struct Free {
     stream: Stream,
-    /// No other free has it, so a later one is not taken for this one.
+    /// Unique, so that a later free is not taken for this one.
     number: u64,
 }
 
@@ -60,12 +60,12 @@ impl Free {
 #[derive(Default)]
 struct Pointer {
     users: usize,
-    /// Those of users that are gone: the memory is freed after what they have submitted.
+    /// Streams of past users: the memory is freed after their work.
     ended: Vec<Stream>,
 }
 
-/// Calls that share something, one at a time with each other and with the end of any pool: together
-/// they crashed a driver (R28).
+/// Runs calls on shared imports one at a time, and never while a pool is destroyed: together they crashed a driver
+/// (R28).
 fn alone<T>(work: impl FnOnce(&mut Vec<Entry>) -> Result<T>) -> Result<T> {
     let _ends = pool::no_pool_ends()?;
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,8 +103,8 @@ pub(super) fn import_pool(
     })
 }
 
-/// One user of a pool less. The last one destroys it, or leaves that for later: as long as a free is
-/// not carried out, the end of a pool can corrupt the driver (R26).
+/// Removes one user of a pool. The last one destroys it, or defers that: destroying a pool while a free is pending can
+/// corrupt the driver (R26).
 pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     alone(|pools| {
         if let Some(entry) = entry(pools, driver, pool) {
@@ -119,15 +119,15 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     }))
 }
 
-/// An imported pool that nobody uses, unless it was imported again since.
+/// An imported pool without users, unless it was imported again since.
 struct UnusedImport {
     driver: Driver,
     pool: usize,
-    /// A stream would not say whether it is done.
+    /// A stream query failed.
     has_failed: bool,
 }
 
-/// Whether a stream is done, and seen to be.
+/// Whether a stream is done, and was observed to be done.
 fn see(stream: &Stream) -> Result<bool> {
     if !stream.is_done()? {
         return Ok(false);
@@ -135,10 +135,10 @@ fn see(stream: &Stream) -> Result<bool> {
     observe(stream).map(|()| true)
 }
 
-/// Waits for a stream that was done just now: sees that it is done, which asking it does not (R86): a pool that ends when its frees are only
-/// done leaves a descriptor open (R128).
+/// Waits for a stream that was found to be done just now, because the query alone does not count as observing it (R86):
+/// a pool that is destroyed when its frees are only done, but not observed, leaves a descriptor open (R128).
 fn observe(stream: &Stream) -> Result<()> {
-    // Not `Stream::synchronize`, which looks at what waits, and so comes back here.
+    // Not `Stream::synchronize`, which processes deferred releases, and so would come back here.
     stream.as_ref().wait()
 }
 
@@ -150,7 +150,7 @@ impl UnusedImport {
         })
     }
 
-    /// Ends the pool if its frees are carried out.
+    /// Destroys the pool if its frees are complete.
     fn end(&mut self) -> Result<Outcome> {
         let frees = alone(|pools| {
             let index = self.find(pools);
@@ -170,7 +170,7 @@ impl UnusedImport {
                 }
             }
         }
-        // The entry is dropped at the end of this function, outside of the lock.
+        // The entry is dropped at the end of this function, outside the lock.
         let (outcome, entry) = alone(|pools| Ok(self.destroy(pools, &frees)))?;
         outcome.map(|()| match entry {
             Some(_) => Outcome::Done,
@@ -178,9 +178,9 @@ impl UnusedImport {
         })
     }
 
-    /// Destroys the pool if these are all its frees; answers its entry then.
+    /// Destroys the pool if these are all its frees; returns its entry then.
     fn destroy(&self, pools: &mut Vec<Entry>, seen: &[Free]) -> (Result<()>, Option<Entry>) {
-        // If it was imported again meanwhile, or another thread has ended it, the next try finds that out.
+        // If it was imported again meanwhile, or destroyed by another thread, the next attempt finds that out.
         let Some(index) = self.find(pools) else {
             return (Ok(()), None);
         };
@@ -198,7 +198,7 @@ impl UnusedImport {
             // touched (R59).
             unsafe { raw::pool::destroy(self.driver.table(), pool) }
         });
-        // A failure of one is no reason to leave out the others.
+        // If one fails, the others are still tried.
         let ends: Vec<Result<()>> = ends.collect();
         (ends.into_iter().collect(), Some(entry))
     }
@@ -210,7 +210,7 @@ impl Deferred for UnusedImport {
     }
 
     fn try_release(&mut self) -> Outcome {
-        // Asking a stream would spoil the capture.
+        // Querying a stream would invalidate the capture.
         if recording::any() {
             return Outcome::NotYet;
         }
@@ -233,7 +233,7 @@ pub(super) fn import_pointer(
     })
 }
 
-/// How many views there are of what is imported at an address.
+/// The number of views of the import at an address.
 pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
     alone(|pools| {
         let pointers = pools
@@ -243,14 +243,14 @@ pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
     })
 }
 
-/// One user of a pointer less, who used it in `stream`; the last one frees it, after the others.
+/// Removes one user of a pointer, who used it in `stream`; the last one frees it, after the others.
 pub(super) fn release_pointer(
     driver: Driver,
     pool: CUmemoryPool,
     address: CUdeviceptr,
     stream: &Stream,
 ) -> Result<()> {
-    // Before anything is counted: a captured stream takes no free of this memory.
+    // Before anything is counted: a captured stream cannot free this memory.
     stream.as_ref().refuse_recorded()?;
     let ended = alone(|pools| {
         let entry = entry(pools, driver, pool);
@@ -261,14 +261,14 @@ pub(super) fn release_pointer(
             return Ok(None);
         };
         pointer.users -= 1;
-        // Also of the last one: if its free fails, whoever comes later waits for it.
+        // Also for the last one: if its free fails, a later user waits for it.
         if !pointer.ended.contains(stream) {
             pointer.ended.push(stream.clone());
         }
         if pointer.users > 0 {
             return Ok(None);
         }
-        // If this fails the mapping stays, rather than end under somebody's work.
+        // If this fails the mapping stays, rather than being freed while work uses it.
         for other in &pointer.ended {
             order(other.as_ref(), stream.as_ref())?;
         }
@@ -279,22 +279,22 @@ pub(super) fn release_pointer(
         let pointer = entry.pointers.remove(&address);
         let free = Free::new(stream);
         match entry.frees.iter_mut().find(|free| free.stream == *stream) {
-            // The caller has the stream too, so nothing of it ends here.
+            // The caller has the stream too, so this does not drop its last handle.
             Some(before) => before.number = free.number,
             None => entry.frees.push(free),
         }
         Ok(Some((pointer, entry.frees.clone())))
     })?;
-    // The pointer is dropped here, outside of the lock.
+    // The pointer is dropped here, outside the lock.
     let frees = ended.map(|(_, frees)| frees).unwrap_or_default();
     see_frees(driver, pool, frees)
 }
 
-/// Forgets those frees of a pool that are carried out, so that their streams may go.
+/// Forgets those frees of a pool that are complete, so that their streams can be dropped.
 fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
     let mut failure = None;
     frees.retain(|free| {
-        // Asking a stream would spoil a capture.
+        // Querying a stream would invalidate a capture.
         if recording::any() || !free.stream.is_done().unwrap_or(false) {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Telling the sender of a buffer that it could not be given back properly.
+//! The answer to the sender of a buffer that could not be given back properly.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::{socket, wire};
 use crate::base::lock::Lock;
 use crate::stream::Stream;
 
-/// What the message is.
+/// The kind of the message.
 pub(super) const FAILED: u8 = 19;
 
-/// The words of an error are cut to so many bytes.
+/// Error texts are cut to this number of bytes.
 const MOST_WORDS: usize = 1024;
 
 /// The message that a buffer could not be given back.
@@ -25,7 +25,7 @@ pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
     wire::seal(FAILED, &body)
 }
 
-/// The socket of a channel for those that outlive it; `None` when the channel is closed.
+/// The socket of a channel, for objects that outlive the channel; `None` when it is closed.
 #[derive(Clone, Debug)]
 struct Socket(Arc<Lock<Option<RawFd>>>);
 
@@ -41,19 +41,19 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // What a fork keeps there is a copy.
+        // In a fork this is a copy.
         if let Some(mut open) = self.0.0.lock_unless_forked() {
             *open = None;
         }
     }
 }
 
-/// A buffer that came through a channel: its number there, and where an answer goes.
+/// A buffer that was received through a channel: its number, and where to send the answer.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) number: u64,
     socket: Socket,
-    /// Why it could not be given back when that was tried last.
+    /// The failure of the last attempt to give it back.
     failure: Lock<Option<String>>,
 }
 
@@ -72,15 +72,15 @@ impl Received {
         }
     }
 
-    /// The buffer is at its end. If giving it back had failed and was not tried again, the sender is
-    /// told. `stream` is the one that has the last work.
+    /// Called when the buffer is released. If giving it back had failed and was not tried again, the sender is
+    /// notified. `stream` has the last work.
     pub(super) fn end(&self, stream: Option<&Stream>) {
         let failure = self.failure.lock_unless_forked();
         let Some(failure) = failure.and_then(|mut failure| failure.take()) else {
             return;
         };
         if let Some(stream) = stream {
-            // If this fails too, nobody can tell when the work is over; the failure says so already.
+            // If this fails too, the end of the work is unknown; the failure says so already.
             let _ = stream.as_ref().wait_unless_captured();
         }
         let Some(open) = self.socket.0.lock_unless_forked() else {
@@ -91,7 +91,7 @@ impl Received {
         };
         // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
         let there = unsafe { BorrowedFd::borrow_raw(number) };
-        // This may be a destructor, which must not wait until the sender reads.
+        // This may be a destructor, which must not wait for the sender to read.
         let flags = SendFlags::DONTWAIT;
         if socket::send(there, &failed(self.number, &failure), &[], flags).is_err() {
             socket::shut_down(there);

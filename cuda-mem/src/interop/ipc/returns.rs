@@ -1,6 +1,6 @@
-//! Which lent buffers have come back. Several threads may wait for one each. One thread at a time reads
-//! the channel, without the lock, and files what it reads for the others. When it has its own answer,
-//! the next thread reads.
+//! Tracks which lent buffers were given back. Several threads may wait, each for one buffer. One thread at a time reads
+//! the channel, without the lock, and stores messages for the others. When it has its own answer, the next thread
+//! reads.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, PoisonError};
@@ -11,9 +11,9 @@ use crate::base::lock::Lock;
 /// A message that the other process is done with a buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Return {
-    /// Which buffer.
+    /// The number of the buffer.
     pub(super) number: u64,
-    /// What went wrong there, in its words.
+    /// The other process's error text, if it failed.
     pub(super) failure: Option<String>,
 }
 
@@ -26,8 +26,8 @@ pub(super) struct Returns {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The buffers that are lent, and the message of each that came. A message of any other buffer is
-    /// not kept, so a peer cannot make this grow.
+    /// The buffers on loan, and the message for each if it has come. Messages for other buffers are not kept, so a peer
+    /// cannot make this grow.
     lent: HashMap<u64, Option<Return>>,
     /// A thread is reading the channel.
     is_read: bool,
@@ -47,21 +47,21 @@ impl Drop for Turn<'_> {
 }
 
 impl Returns {
-    /// Keeps the message of this buffer from now on.
+    /// Keeps the message for this buffer from now on.
     pub(super) fn expect(&self, number: u64) -> Result<()> {
         self.state.lock()?.lent.insert(number, None);
         Ok(())
     }
 
-    /// Nothing waits for this buffer any more.
+    /// No thread waits for this buffer any more.
     pub(super) fn forget(&self, number: u64) {
         if let Some(mut state) = self.state.lock_unless_forked() {
             state.lent.remove(&number);
         }
     }
 
-    /// Waits for the message of this buffer, which is expected. `read` waits for the next message of the
-    /// channel; its error goes to one of the threads that wait, and the others go on.
+    /// Waits for the message for this buffer, which is expected. `read` waits for the next message of the channel; its
+    /// error goes to one of the waiting threads, and the others continue.
     pub(super) fn wait(
         &self,
         number: u64,

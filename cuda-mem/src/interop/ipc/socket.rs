@@ -1,4 +1,4 @@
-//! Calls of a Unix socket, and their errors.
+//! Socket calls, and their errors.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -9,13 +9,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown
 
 use crate::base::error::{Error, Result};
 
-/// The most bytes of one message.
+/// The maximum size of one message, in bytes.
 pub(super) const MAX_BYTES: usize = 64 << 10;
 
-/// The most descriptors of one message.
+/// The maximum number of descriptors in one message.
 pub(super) const MAX_DESCRIPTORS: usize = 16;
 
-/// Room for the descriptors of one message.
+/// Buffer size for the descriptors of one message.
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 
 /// See [`Channel::send`](super::Channel::send).
@@ -35,7 +35,7 @@ pub(super) fn send(
         )));
     }
     let mut space = [MaybeUninit::uninit(); SPACE];
-    // One byte more than asked, so that a message of no bytes is not taken for the end.
+    // An extra byte, so that an empty message is not taken for the end of the stream.
     let parts = [IoSlice::new(&[0]), IoSlice::new(bytes)];
     retry_on_intr(|| {
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -51,9 +51,9 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Ends a channel in both directions: the other end reads what was sent, and then that this one is gone.
+/// Closes a channel in both directions: the other end reads what was sent, and then the end of the channel.
 pub(super) fn shut_down(socket: BorrowedFd<'_>) {
-    // It fails only if the other end is gone already.
+    // Fails only if the other end is gone already.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 

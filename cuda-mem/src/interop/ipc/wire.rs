@@ -1,17 +1,17 @@
-//! Bytes that another process wrote, read with suspicion. No driver, no descriptors.
+//! Parsing of untrusted bytes from another process. No driver, no descriptors.
 
 use crate::base::error::{Error, Result};
 
-/// What every piece begins with.
+/// The first bytes of every message.
 const MAGIC: [u8; 3] = *b"cum";
 
-/// Changes when the meaning of the bytes does.
+/// Changes with the meaning of the bytes.
 const VERSION: u8 = 1;
 
 const SUM: usize = 8;
 
-/// Wraps `body`: what it is, how it is laid out, and a sum over all of it. The sum finds accidents,
-/// not malice.
+/// Wraps `body` with its kind, the layout version, and a checksum over all of it. The checksum detects accidents, not
+/// malice.
 pub(super) fn seal(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(MAGIC.len() + 2 + body.len() + SUM);
     bytes.extend_from_slice(&MAGIC);
@@ -22,7 +22,7 @@ pub(super) fn seal(kind: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes apart what [`seal`] made: the kind, and the body.
+/// Unwraps what [`seal`] made: the kind, and the body.
 pub(super) fn open<'a>(what: &str, bytes: &'a [u8]) -> Result<(u8, &'a [u8])> {
     let refuse = |why: &str| {
         let len = bytes.len();

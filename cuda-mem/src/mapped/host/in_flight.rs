@@ -1,4 +1,4 @@
-//! Memory of the host on loan to a stream.
+//! Host memory on loan to a stream.
 
 use std::fmt;
 use std::mem;
@@ -12,10 +12,10 @@ use crate::base::report;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
-/// Memory of the host that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
-/// [`Registered`](crate::mapped::Registered) if it borrows nothing that ends.
+/// Host memory that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
+/// [`Registered`](crate::mapped::Registered) if it borrows nothing with a limited lifetime.
 ///
-/// Implemented here only.
+/// This trait is sealed.
 pub trait HostMemory: sealed::Range {}
 
 #[allow(
@@ -25,7 +25,7 @@ pub trait HostMemory: sealed::Range {}
 pub(super) mod sealed {
     use super::*;
 
-    /// Where the memory is. It stays there until the value is dropped, wherever that is moved.
+    /// Where the memory is. It stays there until the value is dropped, even if the value is moved.
     pub trait Range: Send + Sync + 'static {
         type Element: Pod;
 
@@ -36,15 +36,15 @@ pub(super) mod sealed {
     }
 }
 
-/// Memory of the host on loan to a stream, from [`PinnedBuffer::lend`](crate::mapped::PinnedBuffer::lend) or
-/// [`Registered::lend`](crate::mapped::Registered::lend). What is done with it goes to the stream, in order, and
-/// the host does not wait. It owns the memory, which the host cannot see meanwhile.
+/// Host memory on loan to a stream, from [`PinnedBuffer::lend`](crate::mapped::PinnedBuffer::lend) or
+/// [`Registered::lend`](crate::mapped::Registered::lend). Its operations are submitted to the stream, in order, and the
+/// host does not wait. The loan owns the memory, which the host cannot access meanwhile.
 ///
-/// It is an argument of a launch on its stream: `&mut` for kernels that write, `&` for those that only read. They reach
-/// the memory over the bus.
+/// It can be an argument of a launch on its stream: `&mut` for kernels that write, `&` for those that only read.
+/// Kernels access the memory over the bus.
 ///
-/// Dropping it waits for the stream, and the memory ends then. Where that would spoil a capture, the memory ends
-/// after the capture. Leaking the loan leaks the memory.
+/// Dropping it waits for the stream and then frees the memory. Where waiting would invalidate a capture, the memory is
+/// freed after the capture. Leaking the loan leaks the memory.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -62,7 +62,7 @@ pub(super) mod sealed {
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// While it is lent, the host cannot use it:
+/// While the memory is on loan, the host cannot use it:
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::Stream;
@@ -76,7 +76,7 @@ pub(super) mod sealed {
 /// ```
 #[must_use = "dropping the loan waits for the stream, and ends the memory"]
 pub struct InFlightBuffer<H: HostMemory> {
-    /// Gone only while the loan ends.
+    /// `None` only while the loan ends.
     host: Option<H>,
     address: CUdeviceptr,
     stream: Stream,
@@ -118,8 +118,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
         &self.stream
     }
 
-    /// The address by which the stream's device knows the memory, to be used in the order of
-    /// [`stream`](Self::stream); 0 if there are no bytes. The host's may be another one.
+    /// The address of the memory on the stream's device, to be used in the order of [`stream`](Self::stream); 0 if
+    /// there are no bytes. It may differ from the host's.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -130,8 +130,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device does not reach
-    /// the buffer, or the memory is registered for reading only; else as the driver answers.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device cannot access the buffer,
+    /// or the memory is registered as read-only; otherwise any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_from(&mut self, from: &DeviceBuffer<H::Element>) -> Result<()> {
         self.require_writable()?;
@@ -148,8 +148,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, or the stream's device does not
-    /// reach the buffer; else as the driver answers.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, or the stream's device cannot access the
+    /// buffer; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_to(&self, to: &mut DeviceBuffer<H::Element>) -> Result<()> {
         let (at, len) = self.range();
@@ -171,23 +171,23 @@ impl<H: HostMemory> InFlightBuffer<H> {
         ))
     }
 
-    /// Whether the stream is past everything that was done with the memory so far. Does not wait.
+    /// Whether the stream has completed all work submitted with the memory so far. Does not wait.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         self.stream.is_done()
     }
 
-    /// Waits for the stream, and gives the memory back to the host.
+    /// Waits for the stream, and returns the memory to the host.
     ///
     /// # Errors
     ///
-    /// As the driver answers, including faults of earlier asynchronous work;
-    /// [`Capturing`](ErrorKind::Capturing) while the stream is captured, and for another thread's own stream while
-    /// any is. The loan comes back with the error, and goes on.
+    /// Any driver error, including faults of earlier asynchronous work; [`Capturing`](ErrorKind::Capturing) while
+    /// the stream is captured, and for another thread's per-thread stream while any stream is. The loan comes back with
+    /// the error and stays in force.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn take_back(mut self) -> Result<H, Failed<Self>> {
         if let Err(error) = self.finish() {
@@ -195,7 +195,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
         }
         match self.host.take() {
             Some(host) => Ok(host),
-            // Only a destructor leaves none.
+            // `None` only after the destructor ran.
             None => Err(Failed::lost(Error::invalid("the loan is over".to_owned()))),
         }
     }
@@ -208,8 +208,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
     }
 }
 
-/// Memory of a loan that ended while its stream was captured. Unless it is released it leaks, rather than end under
-/// the stream's work.
+/// Memory of a loan that ended while its stream was captured. If it is never released, it leaks rather than being freed
+/// while the stream uses it.
 struct EndedLoan<H>(Option<mem::ManuallyDrop<H>>);
 
 impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
@@ -241,7 +241,7 @@ impl<H: HostMemory> Drop for InFlightBuffer<H> {
             }
             Err(error) => Err(error),
         });
-        // Still there if that failed, or in a fork: the stream may use it, so it must not end.
+        // Still there if that failed, or in a fork: the stream may use it, so it must not be freed.
         mem::forget(self.host.take());
     }
 }

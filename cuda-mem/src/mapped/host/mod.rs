@@ -1,16 +1,15 @@
-//! Memory of the host that devices reach at full speed: pinned by the driver, or the program's own,
-//! registered with it.
+//! Host memory that devices access at full speed: pinned by the driver, or memory of the program registered with it.
 //!
-//! What of the driver this relies on:
+//! This module relies on the following behaviour of the driver:
 //!
-//! - pinned and registered memory is read and written by devices at any time until it is freed or
-//!   unregistered, so work that uses it has to be over by then;
-//! - a copy from or to such memory returns before it is done (measured), unlike one of other memory;
-//! - a device knows it by an address that only `cuMemHostGetDevicePointer` tells for sure.
+//! - devices may read and write pinned and registered memory at any time until it is freed or unregistered, so work
+//!   that uses it must be complete by then;
+//! - a copy from or to such memory returns before it is complete (measured), unlike a copy of other memory;
+//! - only `cuMemHostGetDevicePointer` reliably gives the device's address of it.
 //!
 //! So there are two states. With the host, the memory is a slice, and no stream has it: copies wait. On
-//! [loan](InFlightBuffer) to a stream nobody sees the slice, and the only ways back wait for the stream. A loan
-//! owns the memory, so leaking one leaks the memory with it, and no more.
+//! [loan](InFlightBuffer) to a stream the slice is inaccessible, and the only ways back wait for the stream. A loan
+//! owns the memory, so leaking a loan leaks its memory and nothing else.
 
 mod in_flight;
 mod pinned;
@@ -28,7 +27,7 @@ use crate::base::error::Result;
 use crate::driver::raw;
 use crate::stream::context::Context;
 
-/// The address by which the device of a context knows memory of the host.
+/// The address of host memory on the device of a context.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Pinned memory as a slice of the host.
+//! Pinned memory as a host slice.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -20,13 +20,13 @@ use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::recording;
 
-/// `len` elements of pinned memory: a slice on the host, which devices copy at full speed and without the
-/// host's help. Zeroed when it is made.
+/// `len` elements of pinned memory: a slice on the host, which devices copy at full speed and without the host's help.
+/// Zeroed on creation.
 ///
-/// The slice can be copied as any other, and the copy waits. To copy without waiting, or to let kernels
-/// use the memory, [lend](Self::lend) it to a stream.
+/// The slice can be copied like any other, and the copy waits. To copy without waiting, or to let kernels use the
+/// memory, [lend](Self::lend) it to a stream.
 ///
-/// Making and dropping one costs milliseconds for large sizes, and dropping waits for the device: keep it.
+/// Creating and dropping one takes milliseconds for large sizes, and dropping waits for the device: reuse it.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -60,13 +60,13 @@ unsafe impl<T: Pod + Send> Send for PinnedBuffer<T> {}
 unsafe impl<T: Pod + Sync> Sync for PinnedBuffer<T> {}
 
 impl Context {
-    /// Pinned memory of `len` elements, zeroed, [portable](HostFlags::PORTABLE): every device copies it.
+    /// Pinned memory of `len` elements, zeroed and [portable](HostFlags::PORTABLE), so that every device can copy it.
     /// No driver call if there are no bytes.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system does not pin so much;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if so much is more than the address space has; else as the driver
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system cannot pin that much;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size exceeds the address space; otherwise as the driver
     /// answers.
     ///
     /// ```
@@ -83,12 +83,12 @@ impl Context {
         self.pinned_with(len, HostFlags::default())
     }
 
-    /// As [`pinned`](Self::pinned), with other flags. Mind that memory that is
-    /// [write-combined](HostFlags::WRITE_COMBINED) is very slow to read on the host.
+    /// As [`pinned`](Self::pinned), with other flags. [Write-combined](HostFlags::WRITE_COMBINED) memory is very slow
+    /// to read on the host.
     ///
     /// # Errors
     ///
-    /// As there, and [`InvalidValue`](crate::ErrorKind::InvalidValue) for flags that are none of [`HostFlags`].
+    /// The same, and [`InvalidValue`](crate::ErrorKind::InvalidValue) for flags other than [`HostFlags`].
     #[doc(alias("cuMemHostAlloc", "CU_MEMHOSTALLOC_WRITECOMBINED"))]
     #[track_caller]
     pub fn pinned_with<T: Pod>(&self, len: usize, flags: HostFlags) -> Result<PinnedBuffer<T>> {
@@ -109,7 +109,7 @@ impl Context {
         if bytes == 0 {
             return Ok(made);
         }
-        // As long as nothing is there, there is nothing to free.
+        // Until memory is allocated, there is nothing to free.
         made.len = 0;
         let table = self.driver().table();
         let _current = self.bind()?;
@@ -142,7 +142,7 @@ impl Context {
     }
 }
 
-/// The numbers of the device say nothing here: it is the host's memory that ran out.
+/// The device's memory figures are irrelevant here: the host ran out of memory.
 #[cold]
 fn refused(error: Error, bytes: usize, flags: HostFlags) -> Error {
     error
@@ -160,7 +160,7 @@ impl<T: Pod> PinnedBuffer<T> {
         self.len * size_of::<T>()
     }
 
-    /// The context that it was made in, which it keeps.
+    /// The context that it was created in, which it keeps alive.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -170,11 +170,11 @@ impl<T: Pod> PinnedBuffer<T> {
         self.at.as_ptr().cast()
     }
 
-    /// The flags that the memory has, as the driver tells; it may have more than was asked for.
+    /// The flags of the memory, as the driver reports them; there may be more than were requested.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemHostGetFlags")]
     pub fn flags(&self) -> Result<HostFlags> {
         if self.size_bytes() == 0 {
@@ -186,16 +186,16 @@ impl<T: Pod> PinnedBuffer<T> {
         Ok(HostFlags::from_bits_retain(flags))
     }
 
-    /// The address by which the device of `context` knows the memory; 0 if there are no bytes. Mostly it
-    /// is the host's, but for write-combined memory the driver does not promise that.
+    /// The address of the memory on the device of `context`; 0 if there are no bytes. It is usually the same as the
+    /// host's, but the driver does not guarantee that for write-combined memory.
     ///
-    /// Whoever hands it to a device sees to it that the host neither uses nor drops the slice until the
-    /// device is done. A [loan](Self::lend) does that by itself.
+    /// If you pass it to a device, make sure that the host neither uses nor drops the slice until the device is done. A
+    /// [loan](Self::lend) ensures that by itself.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver, or its device
-    /// does not reach the memory; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver, or its device cannot
+    /// access the memory; otherwise any driver error.
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_address(&self, context: &Context) -> Result<CUdeviceptr> {
         let drivers = (self.context.driver(), context.driver());
@@ -209,8 +209,8 @@ impl<T: Pod> PinnedBuffer<T> {
         unsafe { device_address(context, self.raw()) }
     }
 
-    /// Lends the memory to a stream: copies and kernels there use it without the host waiting, and the
-    /// host sees it again when it is [taken back](InFlightBuffer::take_back).
+    /// Lends the memory to a stream: copies and kernels there use it without the host waiting. The host can access it
+    /// again after [`take_back`](InFlightBuffer::take_back).
     ///
     /// # Errors
     ///
@@ -227,12 +227,11 @@ impl<T: Pod> PinnedBuffer<T> {
         }
     }
 
-    /// Frees the memory, as dropping does, and says how it went. Waits for the device.
+    /// Frees the memory, as dropping does, and returns the result. Waits for the device.
     ///
     /// # Errors
     ///
-    /// As the driver answers. The memory comes back with the error, unless the driver may have freed it
-    /// nevertheless.
+    /// Any driver error. The memory comes back with the error, unless the driver may have freed it anyway.
     #[doc(alias = "cuMemFreeHost")]
     pub fn free(mut self) -> Result<(), Failed<Self>> {
         match self.release() {
@@ -242,15 +241,14 @@ impl<T: Pod> PinnedBuffer<T> {
         }
     }
 
-    /// For the ledger.
+    /// The entry in the ledger.
     fn item(&self) -> Item {
         Item::new(LedgerKind::PinnedMemory, self.at.as_ptr())
             .of(self.context.driver())
             .bytes(self.size_bytes())
     }
 
-    /// Frees the memory, if there is any; afterwards there is none, unless the driver is known to have
-    /// done nothing.
+    /// Frees the memory, if there is any; afterwards there is none, unless the driver certainly did nothing.
     fn release(&mut self) -> Result<()> {
         if self.size_bytes() == 0 {
             return Ok(());

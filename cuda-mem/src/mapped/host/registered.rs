@@ -1,4 +1,4 @@
-//! The program's own memory, registered with the driver.
+//! Memory of the program, registered with the driver.
 
 use crate::driver::device::write_flags;
 use std::ffi::c_void;
@@ -32,13 +32,13 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: u32 {
-        /// For every context of the process, and not only for the one that asks.
+        /// Registered for every context of the process, not only for the current one.
         #[doc(alias = "CU_MEMHOSTREGISTER_PORTABLE")]
         const PORTABLE = 1;
-        /// The devices have an address for it, so that kernels can use it.
+        /// The devices get an address for it, so that kernels can use it.
         #[doc(alias = "CU_MEMHOSTREGISTER_DEVICEMAP")]
         const MAPPED = 2;
-        /// Devices only read it. Some systems cannot do that
+        /// Devices only read it. Not supported on all systems
         /// (`CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED`); CUDA 11.1.
         #[doc(alias = "CU_MEMHOSTREGISTER_READ_ONLY")]
         const READ_ONLY = 8;
@@ -58,19 +58,19 @@ impl Default for RegisterFlags {
     }
 }
 
-/// Memory of the program that is registered with the driver, until this guard is dropped: devices copy it
-/// at full speed and without the host's help. The guard is the slice meanwhile. From
-/// [`Context::register`] and [`Context::register_boxed`].
+/// Memory of the program that is registered with the driver until this guard is dropped: devices copy it at full speed
+/// and without the host's help. The guard dereferences to the slice. From [`Context::register`] and
+/// [`Context::register_boxed`].
 ///
-/// The slice can be copied as any other, and the copy waits. What borrows nothing that ends, such as a
-/// box, can be [lent](Self::lend) to a stream as well: for copies that do not wait, and for kernels.
+/// The slice can be copied like any other, and the copy waits. Memory without a limited lifetime, such as a box, can
+/// also be [lent](Self::lend) to a stream, for copies that do not wait and for kernels.
 ///
-/// Registering does not wait for devices; ending it, also by dropping the guard, waits for their streams.
+/// Registering does not wait for devices; unregistering, also by dropping the guard, waits for their streams.
 ///
-/// Whole pages are pinned, so register large slices; for small ones take a
-/// [`PinnedBuffer`](crate::mapped::PinnedBuffer). A guard that is leaked leaves the slice registered as long as the
-/// context: the address range must not be given back to the system then, for copies of what comes there
-/// later would go wrong.
+/// Whole pages are pinned, so register large slices; for small ones use a
+/// [`PinnedBuffer`](crate::mapped::PinnedBuffer). If a guard is leaked, the slice stays registered as long as the
+/// context: its address range must then not be returned to the system, because copies of memory placed there later
+/// would go wrong.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -91,7 +91,7 @@ impl Default for RegisterFlags {
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// While it is registered, the slice is the guard's:
+/// While it is registered, the slice is borrowed by the guard:
 ///
 /// ```compile_fail,E0506
 /// # use cuda_mem::Context;
@@ -105,7 +105,7 @@ impl Default for RegisterFlags {
 /// # }
 /// ```
 ///
-/// A stream could go on using what is only borrowed, so that cannot be lent:
+/// A stream could still use borrowed memory after the borrow ends, so it cannot be lent:
 ///
 /// ```compile_fail,E0597
 /// # use cuda_mem::{Context, Stream};
@@ -123,9 +123,9 @@ pub struct Registered<'a, T: Pod> {
     len: usize,
     context: Context,
     flags: RegisterFlags,
-    /// The driver knows it: there are bytes, and it was not unregistered.
+    /// Registered with the driver: there are bytes, and they were not unregistered.
     is_registered: bool,
-    /// The memory is that of a box.
+    /// The memory belongs to a box.
     is_boxed: bool,
     memory: PhantomData<&'a mut [T]>,
 }
@@ -136,15 +136,16 @@ unsafe impl<T: Pod + Send> Send for Registered<'_, T> {}
 unsafe impl<T: Pod + Sync> Sync for Registered<'_, T> {}
 
 impl Context {
-    /// Registers a slice with the driver, until the guard is dropped. No driver call if it has no bytes.
+    /// Registers a slice with the driver until the guard is dropped. No driver call if it is empty.
     ///
     /// # Errors
     ///
     /// [`AlreadyRegistered`](crate::ErrorKind::AlreadyRegistered) if a part of it is registered already;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if a part of it is pinned memory of the driver's, and for
-    /// flags that are none of [`RegisterFlags`]; [`NotSupported`](crate::ErrorKind::NotSupported) for [`READ_ONLY`](RegisterFlags::READ_ONLY) where the device cannot;
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system does not pin so much; else as the
-    /// driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if a part of it is pinned memory of the driver, and for flags
+    /// other than [`RegisterFlags`]; [`NotSupported`](crate::ErrorKind::NotSupported) for
+    /// [`READ_ONLY`](RegisterFlags::READ_ONLY) where the device does not support it;
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system cannot pin that much; otherwise as the driver
+    /// answers.
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
     #[track_caller]
     pub fn register<'a, T: Pod>(
@@ -157,7 +158,7 @@ impl Context {
         unsafe { self.register_at(at, memory.len(), flags) }
     }
 
-    /// Registers a slice that the guard owns. [`unregister`](Registered::unregister) gives it back.
+    /// Registers a slice that the guard owns. [`unregister`](Registered::unregister) returns it.
     ///
     /// # Errors
     ///
@@ -201,7 +202,7 @@ impl Context {
                 // SAFETY: the box that was taken apart above; the driver does not know the memory.
                 Err(Failed::new(error, unsafe { Box::from_raw(raw) }))
             }
-            // The driver may have registered it although it answered an error, so it has to stay.
+            // The driver may have registered it despite the error, so the memory leaks.
             Err(error) => Err(Failed::lost(error)),
         }
     }
@@ -244,7 +245,7 @@ impl Context {
         Ok(registered)
     }
 
-    /// Some drivers say NOT_SUPPORTED for more than this one reason.
+    /// Some drivers answer NOT_SUPPORTED for other reasons too.
     fn require_read_only(&self, flags: RegisterFlags) -> Result<()> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
         if !flags.contains(RegisterFlags::READ_ONLY)
@@ -271,7 +272,7 @@ impl<T: Pod> Registered<'_, T> {
         self.len * size_of::<T>()
     }
 
-    /// The context that it was registered in, which it keeps.
+    /// The context that it was registered in, which it keeps alive.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -287,16 +288,16 @@ impl<T: Pod> Registered<'_, T> {
         self.at.as_ptr().cast()
     }
 
-    /// The address by which the device of `context` knows the memory, which may be another one than the
-    /// host's; 0 if there are no bytes. A failure to [map](RegisterFlags::MAPPED) it shows only here.
+    /// The address of the memory on the device of `context`, which may differ from the host's; 0 if there are no bytes.
+    /// A failure to [map](RegisterFlags::MAPPED) it is only reported here.
     ///
-    /// Whoever hands it to a device sees to it that the host neither uses the slice nor drops the guard
-    /// until the device is done. A [loan](Self::lend) does that by itself.
+    /// If you pass it to a device, make sure that the host neither uses the slice nor drops the guard until the device
+    /// is done. A [loan](Self::lend) ensures that by itself.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver, or the memory
-    /// is not mapped for it; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver, or the memory is not
+    /// mapped for it; otherwise any driver error.
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_address(&self, context: &Context) -> Result<CUdeviceptr> {
         let drivers = (self.context.driver(), context.driver());
@@ -311,35 +312,34 @@ impl<T: Pod> Registered<'_, T> {
         unsafe { device_address(context, self.raw()) }
     }
 
-    /// Ends the registration, as dropping does, and says how it went. Gives the memory back if it was a
-    /// box, and `None` if it was borrowed. Waits for the device's streams, whatever they do.
+    /// Ends the registration, as dropping does, and returns the result: the memory if it was a box, `None` if it was
+    /// borrowed. Waits for all streams of the device, whatever work they have.
     ///
     /// # Errors
     ///
-    /// [`NotRegistered`](crate::ErrorKind::NotRegistered) if somebody else has ended it; else as the driver
-    /// answers. The guard comes back with the error, unless the driver may have ended it nevertheless.
+    /// [`NotRegistered`](crate::ErrorKind::NotRegistered) if other code has already unregistered it; otherwise as the
+    /// driver answers. The guard comes back with the error, unless the driver may have ended the registration anyway.
     #[doc(alias("cuMemHostUnregister", "cudaHostUnregister"))]
     pub fn unregister(mut self) -> Result<Option<Box<[T]>>, Failed<Self>> {
         match self.release() {
             Ok(()) => Ok(self.take_box()),
             Err(error) if self.is_registered => Err(Failed::new(error, self)),
             Err(error) => {
-                // Whether devices still reach the memory of a box is not known, so it has to stay.
+                // It is unknown whether devices still access the memory of a box, so it leaks.
                 self.is_boxed = false;
                 Err(Failed::lost(error))
             }
         }
     }
 
-    /// For the ledger.
+    /// The entry in the ledger.
     fn item(&self) -> Item {
         Item::new(LedgerKind::RegisteredMemory, self.at.as_ptr())
             .of(self.context.driver())
             .bytes(self.size_bytes())
     }
 
-    /// Ends the registration, if there is one; afterwards there is none, unless the driver is known to have
-    /// done nothing.
+    /// Ends the registration, if there is one; afterwards there is none, unless the driver certainly did nothing.
     fn release(&mut self) -> Result<()> {
         if !self.is_registered {
             return Ok(());
@@ -361,8 +361,8 @@ impl<T: Pod> Registered<'_, T> {
         ended
     }
 
-    /// Ends the registration without what is around it in [`release`](Self::release), after that failed:
-    /// the borrow ends now, so even a capture that is spoilt does less harm. Whether it worked.
+    /// Unregisters directly, without the precautions of [`release`](Self::release), after that failed: the borrow ends
+    /// now, so even an invalidated capture does less harm. Returns whether it worked.
     fn release_bare(&mut self) -> bool {
         let table = self.context.driver().table();
         let item = self.item();
@@ -375,7 +375,7 @@ impl<T: Pod> Registered<'_, T> {
         !self.is_registered
     }
 
-    /// The box, if there is one: afterwards there is none.
+    /// Takes the box, if there is one.
     fn take_box(&mut self) -> Option<Box<[T]>> {
         if !mem::take(&mut self.is_boxed) {
             return None;
@@ -389,8 +389,8 @@ impl<T: Pod> Registered<'_, T> {
 }
 
 impl<T: Pod + Send + Sync> Registered<'static, T> {
-    /// Lends the memory to a stream: copies and kernels there use it without the host waiting, and the
-    /// host sees it again when it is [taken back](InFlightBuffer::take_back).
+    /// Lends the memory to a stream: copies and kernels there use it without the host waiting. The host can access it
+    /// again after [`take_back`](InFlightBuffer::take_back).
     ///
     /// # Errors
     ///
@@ -444,7 +444,7 @@ impl<T: Pod> Drop for Registered<'_, T> {
             }
             ended
         });
-        // A box is still there if that failed: devices may reach it, so it leaks.
+        // A box is still there if that failed: devices may access it, so it leaks.
     }
 }
 

@@ -7,21 +7,19 @@ use cuda_driver_sys::CUmem_advise;
 use crate::base::error::{Error, Result};
 use crate::driver::location::Location;
 
-/// How managed memory will be used. The driver may make use of that; what is read and written is the same
-/// with and without. CUDA 8.0 or newer; NUMA nodes of the host 12.2.
+/// How managed memory will be used. The driver may act on it; results are the same with and without. CUDA 8.0 or newer;
+/// NUMA nodes of the host need 12.2.
 #[doc(alias = "CUmem_advise")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
-    /// It is read far more often than written: who reads gets a copy of its own, and a write ends all other
-    /// copies.
+    /// It is read far more often than written: each reader gets its own copy, and a write invalidates all other copies.
     ReadMostly,
-    /// It is best kept here: it does not leave for whoever touches it, if they reach it from where they are.
-    /// Nothing moves at once. A device, the host, or a NUMA node of the host. When it is taken back, the place
-    /// does not matter.
+    /// It should stay here: it does not migrate on access by processors that can reach it where it is. Nothing moves at
+    /// once. A device, the host, or a NUMA node of the host. When the advice is withdrawn, the location is ignored.
     PreferredLocation(Location),
-    /// It will be used from here, a device or the host, and is kept within reach, so that a use meets no page
-    /// fault. It may lie elsewhere. Several places may have this.
+    /// It will be used from here, a device or the host, and stays mapped there, so that accesses cause no page faults.
+    /// The memory itself may be elsewhere. Several locations may have this.
     AccessedBy(Location),
 }
 
@@ -36,7 +34,7 @@ impl fmt::Display for Advice {
 }
 
 impl Advice {
-    /// The driver's word for setting the advice, or for taking it back.
+    /// The driver's constant for setting the advice, or for withdrawing it.
     pub(super) fn to_raw(self, is_set: bool) -> CUmem_advise {
         use CUmem_advise as A;
         match (self, is_set) {
@@ -49,7 +47,8 @@ impl Advice {
         }
     }
 
-    /// The place that it is about. The driver looks at none for the rest, but older ones need a number.
+    /// The location that the advice is about. The driver ignores it for the rest, but older drivers need a valid
+    /// number.
     pub(super) fn place(self, is_set: bool) -> Result<Location> {
         match self {
             Self::AccessedBy(place @ Location::HostNuma(_)) => Err(Error::invalid(format!(

@@ -8,15 +8,15 @@ use crate::base::error::{Error, Result};
 use crate::driver::Driver;
 
 impl<T: Pod> ManagedBuffer<T> {
-    /// The elements, for the host to read. Synchronises the buffer's stream, after it waits for what other
-    /// streams still write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    /// The elements, for the host to read. Synchronises the buffer's stream, after it has waited for pending writes of
+    /// other streams. While the slice is borrowed nothing writes to the buffer; devices may read it too.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if any visible device has no concurrent managed access
-    /// (attribute 89): there the host must not touch managed memory while the device works on anything, and
-    /// nobody can promise that. [`copy_to`](crate::DeviceBuffer::copy_to) works on all devices. Else as the
-    /// driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if any visible device lacks concurrent managed access
+    /// (attribute 89): on such a system the host must not touch managed memory while the device does any work, which
+    /// cannot be guaranteed. [`copy_to`](crate::DeviceBuffer::copy_to) works on all devices. Otherwise as the driver
+    /// answers.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn host(&self) -> Result<&[T]> {
         self.require_open()?;
@@ -24,8 +24,8 @@ impl<T: Pod> ManagedBuffer<T> {
         unsafe { self.buffer.host_slice() }
     }
 
-    /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other
-    /// streams that still use the buffer. While the slice is borrowed no device uses the buffer.
+    /// The elements, for the host to change. Synchronises the buffer's stream, after it has waited for other streams
+    /// that still use the buffer. While the slice is borrowed no device uses the buffer.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl<T: Pod> ManagedBuffer<T> {
         self.buffer.stream().device().driver()
     }
 
-    /// `Ok` if the host may use managed memory while devices work. Asked once.
+    /// `Ok` if the host may use managed memory while devices work. The driver is asked once.
     fn require_open(&self) -> Result<()> {
         if self.buffer.as_raw() == 0 || self.is_open.get().is_some() {
             return Ok(());
@@ -71,7 +71,7 @@ impl<T: Pod> ManagedBuffer<T> {
                 )));
             }
         }
-        // Somebody else may have come first, with the same answer.
+        // Another thread may have set it first, to the same answer.
         let _ = self.is_open.set(());
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the driver was told about managed memory.
+//! The advice and the last prefetch that the driver has on record for managed memory.
 
 use cuda_driver_sys::{CU_DEVICE_CPU, CUmemLocation, CUmemLocationType, location_parts};
 
@@ -6,11 +6,11 @@ use crate::driver::Driver;
 use crate::driver::location::Location;
 use crate::driver::raw;
 
-/// What was told of a range of managed memory, as far as it holds for all of it. From
+/// The advice and the last prefetch of a range of managed memory, as far as they hold for all of it. From
 /// [`ManagedRange::info`](crate::mapped::ManagedRange::info).
 ///
-/// It says what was asked for, not where the memory is. Before CUDA 12.2 a NUMA node cannot be named, and none
-/// is.
+/// It reports what was requested, not where the memory is. Before CUDA 12.2 NUMA nodes are not supported, and none is
+/// reported.
 #[doc(alias = "CUmem_range_attribute")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -19,11 +19,11 @@ pub struct RangeInfo {
     pub read_mostly: bool,
     /// The [preferred location](crate::mapped::Advice::PreferredLocation), if all of it has the same one.
     pub preferred_location: Option<Location>,
-    /// Who has [`Advice::AccessedBy`](crate::mapped::Advice::AccessedBy) for all of it: the host first, then devices by
-    /// their numbers.
+    /// The locations with [`Advice::AccessedBy`](crate::mapped::Advice::AccessedBy) for all of it: the host first, then
+    /// devices by ordinal.
     pub accessed_by: Vec<Location>,
     /// Where all of it was last prefetched to, whether it has arrived or not; `None` if a part of it was sent
-    /// elsewhere, or never.
+    /// elsewhere, or never prefetched.
     pub last_prefetch: Option<Location>,
 }
 
@@ -34,7 +34,7 @@ impl RangeInfo {
         numbers.dedup();
         let user = |number: i32| match number {
             CU_DEVICE_CPU => Some(Location::Host),
-            // Nobody.
+            // No location.
             ..0 => None,
             device => {
                 let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -49,7 +49,7 @@ impl RangeInfo {
         }
     }
 
-    /// What holds for this range and for another one.
+    /// What holds for both this range and another one.
     pub(super) fn common(mut self, other: &Self) -> Self {
         let same = |here: Option<Location>, there| here.filter(|place| there == Some(*place));
         self.read_mostly &= other.read_mostly;
@@ -61,7 +61,7 @@ impl RangeInfo {
     }
 }
 
-/// A place, unless it is none.
+/// A location, unless the driver reports none.
 fn place(driver: Driver, raw: CUmemLocation) -> Option<Location> {
     let (kind, id) = location_parts(raw);
     let is_one = kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID;

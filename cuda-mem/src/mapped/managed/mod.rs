@@ -1,4 +1,4 @@
-//! Managed memory: one address for the host and all devices, advice about its use, and where it goes.
+//! Managed memory: one address for the host and all devices, with advice about its use and control of its location.
 
 mod advice;
 mod host;
@@ -28,14 +28,14 @@ use crate::stream::Stream;
 
 /// `len` elements of managed memory, which the host and all devices use at one address.
 ///
-/// Streams use it as they use a [`DeviceBuffer`], to which it dereferences for all that does not write. The
-/// host uses it as a slice: [`host`](Self::host) and [`host_mut`](Self::host_mut) wait for the work on
-/// devices, and while the slice is borrowed no new work comes. The driver moves pages to whoever touches
-/// them; [`prefetch`](Self::prefetch) moves them before, and [`advise`](Self::advise) tells how they will be
+/// Streams use it as they use a [`DeviceBuffer`], to which it dereferences for everything that does not write. The host
+/// uses it as a slice: [`host`](Self::host) and [`host_mut`](Self::host_mut) wait for the work on devices, and while
+/// the slice is borrowed no new work can be submitted. The driver migrates pages on access;
+/// [`prefetch`](Self::prefetch) moves them in advance, and [`advise`](Self::advise) tells the driver how they will be
 /// used. [`range`](Self::range) does the same for a part.
 ///
-/// Dropping it waits for its stream and the device, as [`ManagedResource`] says. What else consumes a buffer, such as
-/// [`free_on`](DeviceBuffer::free_on), comes after [`into_buffer`](Self::into_buffer).
+/// Dropping it waits for its stream and the device, as described at [`ManagedResource`]. For other methods that consume
+/// a buffer, such as [`free_on`](DeviceBuffer::free_on), call [`into_buffer`](Self::into_buffer) first.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -55,7 +55,7 @@ use crate::stream::Stream;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// While the host has it, no device does:
+/// While the host holds the slice, no device can use the buffer:
 ///
 /// ```compile_fail,E0502
 /// # use cuda_mem::mapped::ManagedBuffer;
@@ -67,17 +67,17 @@ use crate::stream::Stream;
 /// # }
 /// ```
 pub struct ManagedBuffer<T: Pod> {
-    /// Of managed memory that the host reaches. Nobody else gets it to change: another buffer could be put in
-    /// its place.
+    /// A buffer of managed memory that the host can access. Other crates get no `&mut` to it: they could put another
+    /// buffer in its place.
     buffer: DeviceBuffer<T>,
     migrations: Lock<Places<Location>>,
-    /// Set when it is known that the host may use the memory.
+    /// Set once it is known that the host may use the memory.
     is_open: OnceLock<()>,
 }
 
 impl<T: Pod> ManagedBuffer<T> {
-    /// So many elements of arbitrary content, from `cuMemAllocManaged`. Nothing is moved or taken yet. Does
-    /// not synchronise. No elements, or elements of no size, ask nobody.
+    /// `len` elements of unspecified contents, from `cuMemAllocManaged`. No physical memory is taken and nothing moves
+    /// yet. Does not synchronise. If there are no elements, or they have size zero, no driver call is made.
     ///
     /// # Errors
     ///
@@ -90,12 +90,12 @@ impl<T: Pod> ManagedBuffer<T> {
         Self::uninit_in(&Resource::new(managed), stream, len)
     }
 
-    /// As [`uninit`](Self::uninit), from this resource, which must be of managed memory: a
-    /// [`ManagedResource`] under adaptors, or a managed pool.
+    /// As [`uninit`](Self::uninit), from the given resource, which must allocate managed memory: a [`ManagedResource`],
+    /// also under adaptors, or a managed pool.
     ///
     /// # Errors
     ///
-    /// As there; [`InvalidValue`](crate::ErrorKind::InvalidValue) for a resource of other memory.
+    /// The same, and [`InvalidValue`](crate::ErrorKind::InvalidValue) for a resource of other memory.
     #[track_caller]
     pub fn uninit_in(resource: &Resource, stream: &Stream, len: usize) -> Result<Self> {
         let found = resource.memory_properties();
@@ -113,7 +113,7 @@ impl<T: Pod> ManagedBuffer<T> {
         })
     }
 
-    /// So many elements of zero bytes, which the stream's device writes. Does not synchronise.
+    /// `len` zeroed elements, written by the stream's device. Does not synchronise.
     ///
     /// # Errors
     ///
@@ -139,12 +139,11 @@ impl<T: Pod> ManagedBuffer<T> {
         Ok(managed)
     }
 
-    /// Frees the memory, as dropping does, and says how it went. Waits for the stream and the device.
+    /// Frees the memory, as dropping does, and returns the result. Waits for the stream and the device.
     ///
     /// # Errors
     ///
-    /// As [`DeviceBuffer::free`]. The buffer comes back with the error, unless the driver may have freed it
-    /// nevertheless.
+    /// As [`DeviceBuffer::free`]. The buffer comes back with the error, unless the driver may have freed it anyway.
     #[doc(alias = "cuMemFree")]
     #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
     pub fn free(self) -> Result<(), Failed<Self>> {
@@ -162,26 +161,26 @@ impl<T: Pod> ManagedBuffer<T> {
         })
     }
 
-    /// The same memory as a buffer that only streams use. Its counts end.
+    /// The same memory as a buffer that only streams use. Its migration statistics end.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer
     }
 
-    /// What was prefetched, in all.
+    /// Statistics of all prefetches.
     #[must_use]
     pub fn migrations(&self) -> MigrationStats {
         self.noted(|places| places.total())
     }
 
-    /// What was prefetched to this place. Memory that goes back and forth shows here: both counts grow.
+    /// Statistics of prefetches to this location. Memory that moves back and forth shows as growth of both counts.
     #[must_use]
     pub fn migrations_to(&self, place: Location) -> MigrationStats {
         let place = place.known(self.driver());
         self.noted(|places| places.to(place))
     }
 
-    /// What was counted, for `ask`, which does not call the driver. Nothing in a fork.
+    /// The result of `ask` on the statistics; `ask` does not call the driver. The default value in a forked process.
     fn noted<A: Default>(&self, ask: impl FnOnce(&mut Places<Location>) -> A) -> A {
         let places = self.migrations.lock_unless_forked();
         places
@@ -190,7 +189,7 @@ impl<T: Pod> ManagedBuffer<T> {
     }
 }
 
-/// All that does not write.
+/// Everything that does not write.
 impl<T: Pod> Deref for ManagedBuffer<T> {
     type Target = DeviceBuffer<T>;
 
@@ -208,7 +207,7 @@ impl<T: Pod> fmt::Debug for ManagedBuffer<T> {
     }
 }
 
-// Shared, it is only read, moved and advised about; the driver locks inside.
+// Through a shared reference it is only read, moved and advised about; the driver locks internally.
 const _: () = {
     const fn assert<T: Send + Sync>() {}
     assert::<ManagedBuffer<u8>>();

@@ -1,12 +1,12 @@
-//! How a range has to be told to the driver, so that it takes every page that the range touches.
+//! How to pass a range to the driver so that every page it touches is included.
 //!
-//! Measured (R162): the driver rounds the start down to a page, and the length up. So a range over a border may be
-//! about its first page only, unless it begins at one.
+//! Measured (R162): the driver rounds the start down to a page, and the length up. So a range across a page border may
+//! cover its first page only, unless it begins at a page.
 
 use cuda_driver_sys::CUdeviceptr;
 
-/// Addresses and bytes, which are all in the buffer that begins at `own`: the driver refuses others. One piece from
-/// the beginning of a page; two if the buffer begins within the first page and the range goes on behind it.
+/// Addresses and sizes, all within the buffer that begins at `own`: the driver refuses others. One piece from the
+/// beginning of a page; two if the buffer begins within the first page and the range extends past it.
 pub(super) fn pieces(
     own: CUdeviceptr,
     (start, bytes): (CUdeviceptr, usize),
@@ -25,8 +25,8 @@ pub(super) fn pieces(
     std::iter::once(head).chain(tail).map(piece)
 }
 
-/// The same with a last page that the range does not fill by itself: of small buffers the driver leaves it out
-/// otherwise, now and then (R162).
+/// The same, with a separate piece for a last page that the range does not fill: otherwise the driver sometimes leaves
+/// it out for small buffers (R162).
 pub(super) fn last_apart(
     pieces: impl Iterator<Item = (CUdeviceptr, usize)>,
     page: u64,
@@ -53,7 +53,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// The pages that the driver takes.
+    /// The pages that the driver applies a request to.
     fn taken(start: u64, bytes: usize) -> std::ops::Range<u64> {
         let first = start / PAGE;
         first..first + (bytes as u64).div_ceil(PAGE)

@@ -1,4 +1,4 @@
-//! A part of a managed buffer: advice, prefetches, and what was told of it.
+//! A part of a managed buffer: advice, prefetches, and a query of both.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -15,12 +15,12 @@ use crate::driver::raw;
 use crate::mapped::migration_stats::{self, MigrationStats};
 use crate::stream::Stream;
 
-/// Some elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
+/// A range of elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
 ///
-/// The driver knows whole pages of the host (usually 4 KiB), and what is done to a range is done to all pages
-/// that it touches, the first and the last as well. Small buffers share pages, so that what is said of one may
-/// hold for its neighbours. A range that begins with a small buffer, in the middle of a page, and does not end in
-/// it is two requests to the driver.
+/// The driver works on whole pages of the host (usually 4 KiB), so an operation on a range applies to every page that
+/// it touches, including the first and the last. Small buffers share pages, so advice for one may also apply to its
+/// neighbours. A range that starts with a small buffer in the middle of a page, and extends past that page, takes two
+/// requests to the driver.
 pub struct ManagedRange<'a, T: Pod> {
     buffer: &'a ManagedBuffer<T>,
     start: usize,
@@ -32,8 +32,7 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the range has elements that the buffer has not, or ends
-    /// before it begins.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the range exceeds the buffer, or ends before it begins.
     ///
     /// ```
     /// # use cuda_mem::Driver;
@@ -85,51 +84,51 @@ impl<T: Pod> ManagedBuffer<T> {
         }
     }
 
-    /// Tells how all of the buffer will be used. See [`ManagedRange::advise`].
+    /// Advises the driver how the whole buffer will be used. See [`ManagedRange::advise`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.whole().advise(advice)
     }
 
-    /// Takes advice about all of the buffer back. See [`ManagedRange::unadvise`].
+    /// Withdraws advice for the whole buffer. See [`ManagedRange::unadvise`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemAdvise")]
     pub fn unadvise(&self, advice: Advice) -> Result<()> {
         self.whole().unadvise(advice)
     }
 
-    /// Moves all of the buffer to a place. See [`ManagedRange::prefetch`].
+    /// Moves the whole buffer to a location. See [`ManagedRange::prefetch`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemPrefetchAsync")]
     pub fn prefetch(&self, to: Location) -> Result<()> {
         self.whole().prefetch(to)
     }
 
-    /// Moves all of the buffer to a place, in the order of another stream. See [`ManagedRange::prefetch_on`].
+    /// Moves the whole buffer to a location, in the order of another stream. See [`ManagedRange::prefetch_on`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemPrefetchAsync")]
     pub fn prefetch_on(&self, other: &Stream, to: Location) -> Result<()> {
         self.whole().prefetch_on(other, to)
     }
 
-    /// What the driver was told of all of the buffer. See [`ManagedRange::info`].
+    /// The advice and the last prefetch of the whole buffer. See [`ManagedRange::info`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemRangeGetAttributes")]
     pub fn info(&self) -> Result<RangeInfo> {
         self.whole().info()
@@ -155,21 +154,21 @@ impl<T: Pod> ManagedRange<'_, T> {
         self.len * size_of::<T>()
     }
 
-    /// Tells how the range will be used, from now on and whatever streams do. Nothing moves, nothing waits. No
-    /// bytes are told of without asking the driver.
+    /// Advises the driver how the range will be used, from now on and independently of any stream. Nothing moves,
+    /// nothing waits. An empty range makes no driver call.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) for a place that makes no sense there, or is of another
-    /// driver; [`NotSupported`](ErrorKind::NotSupported) for a device without concurrent managed access;
-    /// [`SymbolMissing`](ErrorKind::SymbolMissing) for a NUMA node before CUDA 12.2. Else as the driver answers.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) for a location that is not valid for this advice, or belongs to
+    /// another driver; [`NotSupported`](ErrorKind::NotSupported) for a device without concurrent managed access;
+    /// [`SymbolMissing`](ErrorKind::SymbolMissing) for a NUMA node before CUDA 12.2. Otherwise any driver error.
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.tell(advice, true)
     }
 
-    /// Takes advice back. That it was not given is no error; of a
-    /// [preferred location](Advice::PreferredLocation), the place does not matter.
+    /// Withdraws advice. Withdrawing advice that was never given is not an error; for a
+    /// [preferred location](Advice::PreferredLocation), the location is ignored.
     ///
     /// # Errors
     ///
@@ -193,24 +192,24 @@ impl<T: Pod> ManagedRange<'_, T> {
         })
     }
 
-    /// Moves the range to a place, in the order of the buffer's stream. Does not synchronise. What is there is
-    /// the same afterwards. No bytes are moved without asking the driver.
+    /// Moves the range to a location, in the order of the buffer's stream. Does not synchronise. The contents do not
+    /// change. An empty range makes no driver call.
     ///
     /// # Errors
     ///
-    /// As [`advise`](Self::advise); [`Capturing`](ErrorKind::Capturing) if the stream is being captured into a
-    /// graph, which takes no prefetch.
+    /// As [`advise`](Self::advise); [`Capturing`](ErrorKind::Capturing) if the stream is being captured into a graph,
+    /// which cannot record prefetches.
     #[doc(alias = "cuMemPrefetchAsync")]
     pub fn prefetch(&self, to: Location) -> Result<()> {
         self.send(self.buffer.stream(), to)
     }
 
-    /// As [`prefetch`](Self::prefetch), in the order of another stream, which waits for the buffer's, and for
-    /// which the buffer's waits.
+    /// As [`prefetch`](Self::prefetch), in the order of another stream, which waits for the buffer's stream first; the
+    /// buffer's stream waits for it afterwards.
     ///
     /// # Errors
     ///
-    /// As there, and as [`DeviceBuffer::read_on`](crate::DeviceBuffer::read_on).
+    /// The same, and as [`DeviceBuffer::read_on`](crate::DeviceBuffer::read_on).
     #[doc(alias("cuMemPrefetchAsync", "cuEventRecord", "cuStreamWaitEvent"))]
     pub fn prefetch_on(&self, other: &Stream, to: Location) -> Result<()> {
         let _lent = self.buffer.read_on(other)?;
@@ -241,12 +240,12 @@ impl<T: Pod> ManagedRange<'_, T> {
         Ok(())
     }
 
-    /// What the driver was told of the range, as far as it holds for all pages that it touches. Waits for
-    /// nothing. Of no bytes nothing was told.
+    /// The advice and the last prefetch that the driver has on record for the range, as far as they hold for all pages
+    /// that it touches. Does not wait. For an empty range there is none.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuMemRangeGetAttributes", "cuMemRangeGetAttribute"))]
     pub fn info(&self) -> Result<RangeInfo> {
         if self.size_bytes() == 0 {
@@ -269,7 +268,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         Ok(common.unwrap_or_default())
     }
 
-    /// The place, if memory can be sent there.
+    /// The location, if memory can be sent there.
     fn checked(&self, place: Location) -> Result<Location> {
         let driver = self.buffer.driver();
         let place = place.known(driver);
@@ -289,7 +288,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         }
     }
 
-    /// What the driver is told. Cannot overflow: the memory was allocated with this size.
+    /// The address ranges passed to the driver. Cannot overflow: the memory was allocated with this size.
     fn pieces(&self) -> impl Iterator<Item = (CUdeviceptr, usize)> {
         let own = self.buffer.as_raw();
         let start = own + (self.start * size_of::<T>()) as u64;
@@ -300,7 +299,7 @@ impl<T: Pod> ManagedRange<'_, T> {
     }
 }
 
-/// Says what was asked, and why a device is refused: the driver calls that an invalid device.
+/// Names the request and the reason a device is refused: the driver reports an invalid device.
 #[cold]
 fn explain(error: Error, asked: impl FnOnce() -> String) -> Error {
     error.asked(asked).meaning(

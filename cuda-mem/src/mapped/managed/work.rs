@@ -1,4 +1,4 @@
-//! What writes to a managed buffer in the order of streams: as for a [`DeviceBuffer`].
+//! Writes to a managed buffer in stream order, as for a [`DeviceBuffer`].
 
 use bytemuck::Pod;
 
@@ -12,7 +12,7 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.buffer.fill(value)
@@ -22,18 +22,17 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn zero(&mut self) -> Result<()> {
         self.buffer.zero()
     }
 
-    /// See [`DeviceBuffer::copy_from`]. Synchronises the stream. [`host_mut`](Self::host_mut) does without the
-    /// copy.
+    /// See [`DeviceBuffer::copy_from`]. Synchronises the stream. [`host_mut`](Self::host_mut) avoids the copy.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.buffer.copy_from(from)
@@ -43,17 +42,17 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
     pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
         self.buffer.copy_from_buffer(from)
     }
 
-    /// Lends the buffer to another stream, which may be of another device. See [`DeviceBuffer::on`].
+    /// Lends the buffer to another stream, possibly of another device. See [`DeviceBuffer::on`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
         self.buffer.on(other)
@@ -63,13 +62,13 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The same errors.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for_pending_uses(&mut self) -> Result<()> {
         self.buffer.wait_for_pending_uses()
     }
 
-    /// For what writes in the order of streams. It must stay the buffer that it is.
+    /// For operations that write in stream order. Callers must not replace the buffer by another one.
     pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
         &mut self.buffer
     }

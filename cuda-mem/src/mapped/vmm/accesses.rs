@@ -1,16 +1,16 @@
-//! Who may do what with memory, wherever it is moved.
+//! Access rights to memory, kept across moves.
 
 use crate::base::error::{Error, Result};
 use crate::driver::Driver;
 use crate::driver::location::Location;
 use crate::memory::pool::Access;
 
-/// Whether somebody can have access to memory there: the host has none to that of a device (R141).
+/// Whether `who` can have access to memory there: the host cannot access device memory (R141).
 fn can_have(who: Location, place: Location) -> bool {
     !(who.is_host() && matches!(place, Location::Device(_)))
 }
 
-/// `Ok` if somebody can have access to memory there, as far as is known without asking.
+/// `Ok` if `who` can have access to memory there, as far as is known without asking the driver.
 pub(super) fn require_possible(driver: Driver, who: Location, place: Location) -> Result<()> {
     who.require_driver(driver, "the memory")?;
     if can_have(who, place) {
@@ -21,7 +21,7 @@ pub(super) fn require_possible(driver: Driver, who: Location, place: Location) -
     )))
 }
 
-/// What was allowed. What cannot be where the memory is now counts again when it is moved.
+/// The access that was set. Access that is impossible at the present location applies again after a move.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Accesses(Vec<(Location, Access)>);
 
@@ -42,7 +42,7 @@ impl Accesses {
         self.0.iter().map(|(who, _)| *who)
     }
 
-    /// Those that can be while the memory is there.
+    /// The access that is possible while the memory is there.
     pub(super) fn at(&self, place: Location) -> Self {
         let all = self.0.iter().copied();
         Self(all.filter(|(who, _)| can_have(*who, place)).collect())

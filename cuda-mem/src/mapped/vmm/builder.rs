@@ -1,4 +1,4 @@
-//! What mapped memory is to be.
+//! Settings of mapped memory.
 
 use super::accesses::{Accesses, require_possible};
 use super::mapped::MappedMemory;
@@ -11,19 +11,19 @@ use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::Location;
 use crate::memory::pool::Access;
 
-/// What mapped memory is to be. From [`MappedMemory::builder`].
+/// Settings of mapped memory. From [`MappedMemory::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct MappedMemoryBuilder {
     pub(super) driver: Driver,
-    /// Several are taken in turns, each for an equal part.
+    /// Several locations get equal parts, in this order.
     pub(super) locations: Vec<Location>,
     pub(super) accesses: Accesses,
     handle_types: HandleTypes,
     gpu_direct_rdma: bool,
     compressible: bool,
     pub(super) reserved: u64,
-    /// What sizes are to be multiples of, if that was said.
+    /// The granularity, if one was requested.
     pub(super) granule: Option<u64>,
 }
 
@@ -41,8 +41,8 @@ impl MappedMemoryBuilder {
         }
     }
 
-    /// Other devices that are to read and write it, or the host for memory of the host. Others can be
-    /// [named](MappedMemory::set_access) later.
+    /// Other devices with read and write access, or the host for host memory. Access can also be
+    /// [set](MappedMemory::set_access) later.
     pub fn accessible_from(mut self, who: impl IntoIterator<Item = Location>) -> Self {
         for location in who {
             self.accesses
@@ -51,8 +51,8 @@ impl MappedMemoryBuilder {
         self
     }
 
-    /// Divides the memory among several devices, in this order and in equal parts, at addresses side by side. All
-    /// of them read and write all of it. Not for memory that is to grow.
+    /// Divides the memory among several devices, in this order and in equal parts, at adjacent addresses. All of them
+    /// read and write all of it. Such memory cannot grow.
     pub fn striped_over<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
         self.locations = devices
             .into_iter()
@@ -80,15 +80,16 @@ impl MappedMemoryBuilder {
         self
     }
 
-    /// How many bytes of addresses are kept, so that the memory can grow so far without moving. They cost nothing.
+    /// The number of bytes of addresses to reserve, so that the memory can grow to that size without moving. Reserved
+    /// addresses take no memory.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserved = bytes;
         self
     }
 
-    /// In steps of how many bytes memory is taken, and grows: a multiple of the
-    /// [least granularity](PhysicalMemoryBuilder::granularity) of all places. Unless it is set, the largest
-    /// recommended one of them.
+    /// The step in bytes in which memory is allocated and grows: a multiple of the
+    /// [least granularity](PhysicalMemoryBuilder::granularity) of all locations. The default is the largest recommended
+    /// granularity among them.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -113,7 +114,7 @@ impl MappedMemoryBuilder {
             .compressible(self.compressible)
     }
 
-    /// The largest granularity of all places: the recommended one, unless another one was asked for.
+    /// The largest granularity of all locations: the recommended one, unless another one was requested.
     pub(super) fn granule(&self) -> Result<u64> {
         let steps = self.locations.iter().map(|place| {
             let offered = self.physical(*place).granularity()?;
@@ -133,7 +134,7 @@ impl MappedMemoryBuilder {
         })
     }
 
-    /// `Ok` if all is of one driver, and everybody can have the access that was asked for.
+    /// `Ok` if everything is of one driver, and every requested access is possible.
     fn check(&self) -> Result<()> {
         for place in &self.locations {
             place.require_driver(self.driver, "the memory")?;
@@ -144,14 +145,14 @@ impl MappedMemoryBuilder {
         Ok(())
     }
 
-    /// So much memory, in whole granules, mapped and accessible. Waits for nothing.
+    /// Allocates at least `bytes` of memory, in whole granules, mapped and accessible. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for a [granularity](Self::granularity) that a
-    /// place does not offer, and for a device of another driver; else as [`PhysicalMemoryBuilder::create`],
-    /// [`AddressRange::reserve`] and [`Mapping::set_access`](super::Mapping::set_access). Nothing is left of a
-    /// failure.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a [granularity](Self::granularity) that a
+    /// location does not offer, and for a device of another driver; otherwise as [`PhysicalMemoryBuilder::create`],
+    /// [`AddressRange::reserve`] and [`Mapping::set_access`](super::Mapping::set_access). A failure leaves nothing
+    /// behind.
     #[doc(alias("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"))]
     #[track_caller]
     pub fn map(self, bytes: u64) -> Result<MappedMemory> {
@@ -170,20 +171,20 @@ impl MappedMemoryBuilder {
         Ok(memory)
     }
 
-    /// Memory of devices that is there already, side by side in this order, mapped and accessible: what
-    /// [another process exported](PhysicalMemory::import_fd), or what is mapped elsewhere, too. All see the same bytes,
-    /// and nothing orders the work of one with that of the others. Waits for nothing.
+    /// Maps existing device memory, at adjacent addresses in this order, and makes it accessible: memory that
+    /// [another process exported](PhysicalMemory::import_fd), or that is also mapped elsewhere. All mappings see the
+    /// same bytes, and nothing orders work on one mapping with work on the others. Does not wait.
     ///
-    /// Where it is, is the parts' to say. The settings of new memory, such as its handle types, hold for what it grows by
-    /// and for what it is moved to, which nobody shares.
+    /// The parts determine the location. The settings of new memory, such as its handle types, apply to memory that is
+    /// added later or that the contents are moved to; that memory is not shared.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no parts, for parts of another driver, and for sizes that are
-    /// no multiples of the granularity; [`NotSupported`](crate::ErrorKind::NotSupported) for memory of the host: its owner
-    /// may have it as a slice, which nobody else may write to meanwhile, so unsafe code has to
-    /// [map](AddressRange::map) it. Else as [`map`](Self::map), and as the driver answers if an imported memory is not as
-    /// large as its importer said.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no parts, for parts of another driver, and for sizes that
+    /// are not multiples of the granularity; [`NotSupported`](crate::ErrorKind::NotSupported) for host memory: its
+    /// owner may have it as a slice, which nothing else may write to meanwhile, so unsafe code has to
+    /// [map](AddressRange::map) it. Otherwise as [`map`](Self::map), and as the driver answers if an imported memory is
+    /// not as large as its importer said.
     ///
     /// ```
     /// use std::os::fd::AsFd as _;
@@ -250,8 +251,8 @@ impl MappedMemoryBuilder {
         Ok(memory)
     }
 
-    /// What sizes are multiples of where these parts are: the least granularity, if they are no multiples of the
-    /// recommended one and none was asked for.
+    /// The granularity for the locations of these parts: the least one, if the parts are not multiples of the
+    /// recommended one and none was requested.
     fn granule_of(&self, parts: &[PhysicalMemory]) -> Result<u64> {
         let odd = |granule: u64| {
             let mut sizes = parts.iter().map(PhysicalMemory::size_bytes);

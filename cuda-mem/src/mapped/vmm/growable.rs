@@ -17,10 +17,10 @@ use crate::memory::buffer::{DeviceBuffer, ExternalOwner, bytes_of};
 use crate::memory::copy::Span;
 use crate::stream::{Stream, StreamRef};
 
-/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
-/// [`DeviceBuffer`] can do it can do, too.
+/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. It supports everything that a
+/// [`DeviceBuffer`] does.
 ///
-/// Its end waits for its stream, because memory cannot be unmapped under work.
+/// Dropping it waits for its stream, because memory cannot be unmapped while work uses it.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -44,7 +44,7 @@ pub struct GrowableBuffer<T: Pod> {
     memory: Arc<Lock<Option<MappedMemory>>>,
 }
 
-/// The memory, as the buffer's owner: it goes when the buffer does.
+/// The memory, as the buffer's owner: it is released with the buffer.
 struct KeptMapping(Arc<Lock<Option<MappedMemory>>>);
 
 impl Drop for KeptMapping {
@@ -56,7 +56,7 @@ impl Drop for KeptMapping {
 }
 
 impl ExternalOwner for KeptMapping {
-    /// Work that is there already may use the memory; an unmap would take it away under that (R145). If nobody knows
+    /// Submitted work may still use the memory; an unmap would take it away under that work (R145). If it is unknown
     /// whether there is any, the memory leaks.
     fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
         if self.0.lock()?.is_some() {
@@ -82,7 +82,7 @@ impl ExternalOwner for KeptMapping {
     }
 }
 
-/// Memory that was found to be a buffer's own.
+/// The memory, after a check that it belongs to the buffer.
 struct Own<'a>(MutexGuard<'a, Option<MappedMemory>>);
 
 impl Own<'_> {
@@ -91,7 +91,7 @@ impl Own<'_> {
     }
 }
 
-/// `Ok` if so many elements can be in the memory, at its address.
+/// `Ok` if the memory can hold this many elements at its address.
 fn require_room<T: Pod>(memory: &MappedMemory, len: usize) -> Result<()> {
     let (bytes, room) = (bytes_of::<T>(len)?, memory.size_bytes());
     if bytes as u64 > room {
@@ -99,7 +99,7 @@ fn require_room<T: Pod>(memory: &MappedMemory, len: usize) -> Result<()> {
             "{len} elements are {bytes} bytes, and the memory has {room}"
         )));
     }
-    // Addresses are multiples of the granularity, and there are elements that want more.
+    // Addresses are multiples of the granularity, but some element types need a larger alignment.
     let (address, align) = (memory.address(), align_of::<T>() as u64);
     if !address.is_multiple_of(align) {
         return Err(Error::invalid(format!(
@@ -119,7 +119,7 @@ impl<T: Pod> GrowableBuffer<T> {
         stream: &Stream,
         len: usize,
     ) -> Result<Self, Failed<MappedMemory>> {
-        // Without closures, which would be what the ledger lists.
+        // No closures here: the ledger would list their lines.
         let mut ready = require_room::<T>(&memory, len);
         if ready.is_ok() {
             ready = memory.ready_for(stream);
@@ -136,13 +136,13 @@ impl<T: Pod> GrowableBuffer<T> {
         Ok(Self { buffer, memory })
     }
 
-    /// How many elements there is memory for.
+    /// The number of elements that the present memory can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.buffer.room()
     }
 
-    /// How many elements there is room for at this address, in memory that is there and memory to come.
+    /// The maximum number of elements at this address, with present and future memory.
     #[must_use]
     pub fn max_len(&self) -> usize {
         let memory = self.memory.lock_unless_forked();
@@ -154,14 +154,14 @@ impl<T: Pod> GrowableBuffer<T> {
             .unwrap_or(usize::MAX)
     }
 
-    /// What was mapped and moved for it. See [`MappedMemory::migrations`].
+    /// Statistics of mappings and moves. See [`MappedMemory::migrations`].
     #[must_use]
     pub fn migrations(&self) -> MigrationStats {
         self.noted(MappedMemory::migrations)
     }
 
-    /// The same of one place: what was mapped of its memory, and what was moved there. Memory that goes back and forth
-    /// shows here: both counts grow. See [`MappedMemory::migrations_to`].
+    /// The same for one location: what was mapped of its memory, and what was moved there. Memory that moves back and
+    /// forth shows as growth of both counts. See [`MappedMemory::migrations_to`].
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -182,14 +182,14 @@ impl<T: Pod> GrowableBuffer<T> {
         self.noted(|memory| memory.migrations_to(place))
     }
 
-    /// What the memory counted; nothing in a fork.
+    /// The statistics of the memory; zero in a forked process.
     fn noted(&self, ask: impl FnOnce(&MappedMemory) -> MigrationStats) -> MigrationStats {
         let memory = self.memory.lock_unless_forked();
         let migrations = memory.and_then(|memory| memory.as_ref().map(ask));
         migrations.unwrap_or_default()
     }
 
-    /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
+    /// The memory, after a check that it is this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
     fn own(&self) -> Result<Own<'_>> {
         let memory = self.memory.lock()?;
         match &*memory {
@@ -200,8 +200,8 @@ impl<T: Pod> GrowableBuffer<T> {
         }
     }
 
-    /// So many elements; new ones are as the memory is. Memory is added if there is too little; none is given back.
-    /// Waits for nothing.
+    /// Sets the number of elements; new ones contain whatever the memory holds. Memory is added if there is too
+    /// little; none is released. Does not wait.
     ///
     /// # Errors
     ///
@@ -214,7 +214,7 @@ impl<T: Pod> GrowableBuffer<T> {
         Ok(())
     }
 
-    /// So many elements; new ones are zero, in the order of the stream.
+    /// Sets the number of elements; new ones are zeroed, in the order of the stream.
     ///
     /// # Errors
     ///
@@ -234,15 +234,15 @@ impl<T: Pod> GrowableBuffer<T> {
         Ok(())
     }
 
-    /// Adds the elements of a host slice behind those that there are; the address stays. Memory is added if there is too
-    /// little: a whole number of [granules](MappedMemory::granularity), in bytes, in one piece. Synchronises the stream:
-    /// the slice may be changed when this returns.
+    /// Appends the elements of a host slice; the address stays. Memory is added if there is too little: a whole number
+    /// of [granules](MappedMemory::granularity), in bytes, in one piece. Synchronises the stream: the slice may be
+    /// changed when this returns.
     ///
     /// # Errors
     ///
     /// As [`resize_uninit`](Self::resize_uninit), so [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is
-    /// [reserved](super::MappedMemoryBuilder::reserve); [`Capturing`](crate::ErrorKind::Capturing) on a stream that this
-    /// crate captures; and as [`DeviceBuffer::copy_from`]. The elements are what they were then. Memory that was added
+    /// [reserved](super::MappedMemoryBuilder::reserve); [`Capturing`](crate::ErrorKind::Capturing) on a stream that
+    /// this crate captures; and as [`DeviceBuffer::copy_from`]. The elements are unchanged then. Memory that was added
     /// before the copy failed stays, as [`capacity`](Self::capacity).
     ///
     /// ```
@@ -277,7 +277,7 @@ impl<T: Pod> GrowableBuffer<T> {
                 from.len()
             ))
         })?;
-        // Before memory is added for a copy that would be refused.
+        // Checked before memory is added for a copy that would be refused.
         let stream = self.buffer.stream();
         stream.as_ref().refuse_recorded()?;
         self.resize_uninit(len)?;
@@ -288,7 +288,7 @@ impl<T: Pod> GrowableBuffer<T> {
         copied
     }
 
-    /// All bytes that are mapped, also those behind the elements, are zero from here on in the order of the stream.
+    /// Zeroes all mapped bytes, including those beyond the elements, in the order of the stream.
     pub(crate) fn zero_all(&mut self) -> Result<()> {
         self.buffer.wait_for_pending_uses()?;
         let bytes = self.own()?.memory()?.mapped_bytes() as usize;
@@ -299,11 +299,11 @@ impl<T: Pod> GrowableBuffer<T> {
         all.fill_bytes(0)
     }
 
-    /// Gives memory back that the elements do not need, in the pieces in which it came. Waits for the stream.
+    /// Releases memory that the elements do not need, in the pieces in which it was added. Waits for the stream.
     ///
     /// # Errors
     ///
-    /// As the driver answers; the elements stay.
+    /// Any driver error; the elements stay.
     #[doc(alias("cuMemUnmap", "cuMemRelease"))]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         self.finish()?;
@@ -311,13 +311,13 @@ impl<T: Pod> GrowableBuffer<T> {
         self.own()?.memory()?.shrink_to(bytes)
     }
 
-    /// Moves the elements to memory of another place; the address stays. Waits for the stream.
+    /// Moves the elements to memory of another location; the address stays. Waits for the stream.
     ///
     /// # Errors
     ///
-    /// As [`MappedMemory::move_to`]. Elements whose memory is not at the address after an error are not shown:
+    /// As [`MappedMemory::move_to`]. If memory is not mapped at the address after an error, its elements are hidden and
     /// the buffer is shorter. Unless the memory is lost, [`resize_uninit`](Self::resize_uninit) tries to map it again,
-    /// and then the elements are what they were.
+    /// and then the elements have their old contents.
     #[track_caller]
     pub fn move_memory_to(&mut self, location: Location) -> Result<()> {
         self.finish()?;
@@ -336,19 +336,20 @@ impl<T: Pod> GrowableBuffer<T> {
         moved
     }
 
-    /// Nothing uses the memory any more, and the host has seen it.
+    /// Waits until nothing uses the memory any more, as seen by the host.
     fn finish(&mut self) -> Result<()> {
         self.buffer.wait_for_pending_uses()?;
         self.buffer.stream().as_ref().wait_unless_captured()
     }
 
-    /// The elements, for the host to read, if it is memory of the host to which the host has
-    /// [access](super::MappedMemoryBuilder::accessible_from). Synchronises the buffer's stream, after it waits for what
-    /// other streams still write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    /// The elements, for the host to read, if it is host memory to which the host has
+    /// [access](super::MappedMemoryBuilder::accessible_from). Synchronises the buffer's stream, after it has waited for
+    /// pending writes of other streams. While the slice is borrowed nothing writes to the buffer; devices may read it
+    /// too.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for other memory; else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for other memory; otherwise any driver error.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -375,8 +376,8 @@ impl<T: Pod> GrowableBuffer<T> {
         unsafe { self.buffer.host_slice() }
     }
 
-    /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other streams that
-    /// still use the buffer. While the slice is borrowed no device uses the buffer.
+    /// The elements, for the host to change. Synchronises the buffer's stream, after it has waited for other streams
+    /// that still use the buffer. While the slice is borrowed no device uses the buffer.
     ///
     /// # Errors
     ///
@@ -400,16 +401,16 @@ impl<T: Pod> GrowableBuffer<T> {
         )))
     }
 
-    /// The same as a buffer that keeps its size. The memory goes when that is dropped, as this one's would.
+    /// The same memory as a buffer of fixed size. The memory is released when that buffer is dropped, as with this one.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer
     }
 
-    /// A descriptor for each of its [parts](MappedMemory::parts), in the order of their addresses, and how many bytes that
-    /// has, which another process needs as well: there `import_fd` of [`PhysicalMemory`](super::PhysicalMemory) and
-    /// [`map_parts`](super::MappedMemoryBuilder::map_parts) make a buffer of them. Waits for nothing: what it may read, the
-    /// stream must be past.
+    /// A descriptor and a size in bytes for each of its [parts](MappedMemory::parts), in address order. Another process
+    /// needs both: there `import_fd` of [`PhysicalMemory`](super::PhysicalMemory) and
+    /// [`map_parts`](super::MappedMemoryBuilder::map_parts) make a buffer of them. Does not wait: the stream must have
+    /// completed whatever the other process may read.
     ///
     /// # Errors
     ///
@@ -424,12 +425,13 @@ impl<T: Pod> GrowableBuffer<T> {
             .collect()
     }
 
-    /// Unmaps and frees the memory, as dropping does, and says how it went. Waits for the stream.
+    /// Unmaps and frees the memory, as dropping does, and returns the result. Waits for the stream.
     ///
     /// # Errors
     ///
-    /// As the driver answers to the wait, and [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured;
-    /// the buffer comes back. What cannot be unmapped afterwards is told to [`on_drop_failure`](crate::base::on_drop_failure).
+    /// Any driver error to the wait, and [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured;
+    /// the buffer comes back. If memory cannot be unmapped afterwards,
+    /// [`on_drop_failure`](crate::base::on_drop_failure) is called.
     #[doc(alias("cuMemUnmap", "cuMemAddressFree", "cuMemRelease"))]
     pub fn free(self) -> Result<(), Failed<Self>> {
         let Self { buffer, memory } = self;
@@ -437,17 +439,17 @@ impl<T: Pod> GrowableBuffer<T> {
         freed.map_err(|failed| failed.map(|buffer| Self { buffer, memory }))
     }
 
-    /// The memory, when all work with it is done: waits for the stream.
+    /// Waits for the stream, and returns the memory when all work with it is done.
     ///
     /// # Errors
     ///
-    /// As the driver answers; the buffer comes back.
+    /// Any driver error; the buffer comes back.
     pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
         let taken = self
             .finish()
             .and_then(|()| self.own()?.0.take().ok_or_else(Error::memory_in_use));
         match taken {
-            // What the buffer releases is not there any more.
+            // The buffer no longer has anything to release.
             Ok(memory) => Ok(memory),
             Err(error) => Err(Failed::new(error, self)),
         }

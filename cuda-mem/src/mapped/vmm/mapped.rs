@@ -1,4 +1,4 @@
-//! Memory whose address stays while what is behind it comes, goes and moves.
+//! Memory with a stable address, whose physical memory can be unmapped, mapped, grown and moved.
 
 use std::fmt;
 
@@ -21,11 +21,11 @@ use crate::mapped::migration_stats::{MigrationStats, Places};
 use crate::memory::pool::Access;
 use crate::stream::Stream;
 
-/// Physical memory at an address of its own, which stays the same while memory is taken away, put back, added,
-/// or moved to another place.
+/// Physical memory at an address of its own, which stays the same while memory is unmapped, mapped again, added, or
+/// moved to another location.
 ///
-/// It is untyped and unused: [`into_buffer`](Self::into_buffer) makes a buffer of it, which gives it back when it
-/// is [done](GrowableBuffer::into_memory). Dropping it unmaps and frees everything.
+/// It is untyped and not in use: [`into_buffer`](Self::into_buffer) turns it into a buffer, and
+/// [`into_memory`](GrowableBuffer::into_memory) turns the buffer back. Dropping it unmaps and frees everything.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -55,7 +55,7 @@ pub struct MappedMemory {
     pub(super) migrations: Places<Location>,
 }
 
-/// One physical memory and its place. Unmapped before the memory goes, by the order of the fields.
+/// One physical memory and its mapping. The field order unmaps it before the memory is released.
 pub(super) struct Part {
     mapping: Option<Mapping>,
     offset: u64,
@@ -63,7 +63,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Takes the memory away from its address, if it is there.
+    /// Unmaps the memory, if it is mapped.
     fn unmap(&mut self) -> Result<()> {
         let Some(mapping) = self.mapping.take() else {
             return Ok(());
@@ -76,14 +76,14 @@ impl Part {
 }
 
 impl MappedMemory {
-    /// Memory of a device, which reads and writes it.
+    /// Memory of a device, which has read and write access.
     pub fn builder(device: &Device) -> MappedMemoryBuilder {
         Self::builder_at(device.driver(), Location::Device(*device))
             .accessible_from([Location::Device(*device)])
     }
 
-    /// Memory of any place: a device, the host, a NUMA node. Nobody has access who is not
-    /// [named](MappedMemoryBuilder::accessible_from).
+    /// Memory of any location: a device, the host, a NUMA node. Only the locations
+    /// [named](MappedMemoryBuilder::accessible_from) have access.
     pub fn builder_at(driver: Driver, location: Location) -> MappedMemoryBuilder {
         MappedMemoryBuilder::new(driver, location)
     }
@@ -98,15 +98,15 @@ impl MappedMemory {
         }
     }
 
-    /// Memory at the end, with an address and access, or nothing new. What the host was allowed is left out while the
-    /// memory is a device's.
+    /// Appends memory with an address and access, or changes nothing. The host's access is left out while the memory is
+    /// on a device.
     #[track_caller]
     pub(super) fn add(&mut self, location: Location, bytes: u64) -> Result<()> {
         let memory = self.settings.physical(location).create(bytes)?;
         self.put(memory)
     }
 
-    /// The same of memory that is there already.
+    /// The same for existing memory.
     #[track_caller]
     pub(super) fn put(&mut self, memory: PhysicalMemory) -> Result<()> {
         let offset = self.size_bytes();
@@ -129,13 +129,13 @@ impl MappedMemory {
         Ok(mapping)
     }
 
-    /// Where it is, mapped or not.
+    /// Its address, mapped or not.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.range.address()
     }
 
-    /// How much memory there is, in bytes: whole granules.
+    /// The size of the memory, in bytes: whole granules.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.parts
@@ -143,30 +143,30 @@ impl MappedMemory {
             .map_or(0, |part| part.offset + part.memory.size_bytes())
     }
 
-    /// How much there can be at this address, in bytes.
+    /// The maximum size at this address, in bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.range.size_bytes()
     }
 
-    /// What sizes are multiples of, in bytes.
+    /// The granularity in bytes: all sizes are multiples of it.
     #[must_use]
     pub fn granularity(&self) -> u64 {
         self.granule
     }
 
-    /// The physical memories that it is made of, in the order of their addresses.
+    /// The physical memories that it consists of, in address order.
     pub fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> {
         self.parts.iter().map(|part| &part.memory)
     }
 
-    /// Whether all of it is at its address.
+    /// Whether all of it is mapped.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         self.parts.iter().all(|part| part.mapping.is_some())
     }
 
-    /// How much is at its address without a gap, from the first byte on.
+    /// The number of bytes mapped without a gap, from the first byte on.
     pub(super) fn mapped_bytes(&self) -> u64 {
         let there = self.parts.iter().take_while(|part| part.mapping.is_some());
         there
@@ -174,27 +174,28 @@ impl MappedMemory {
             .map_or(0, |part| part.offset + part.memory.size_bytes())
     }
 
-    /// What a device may do with it, or the host, by what was said here or
-    /// [before](MappedMemoryBuilder::accessible_from). The host has access only while the memory is the host's.
+    /// The access that a device or the host has, as set here or [before](MappedMemoryBuilder::accessible_from). The
+    /// host has access only while the memory is host memory.
     #[must_use]
     pub fn access(&self, location: Location) -> Access {
         let location = location.known(self.settings.driver);
         self.settings.accesses.of(location)
     }
 
-    /// Says what a device may do with all of it from now on, wherever it is moved, or the host with memory of the
-    /// host: while it is a device's, the host's access is set aside. Waits for nothing; whoever loses access must be
-    /// done.
+    /// Sets a device's access to all of the memory, which it keeps wherever the memory is moved; or the host's access
+    /// to host memory, which is suspended while the memory is on a device. Does not wait; work that loses access must
+    /// be complete.
     ///
-    /// Of memory that a device may use already, access for the host is better named
-    /// [from the beginning](MappedMemoryBuilder::accessible_from): given afterwards, the driver refuses fills that cross
-    /// from one [part](Self::parts) into the next, and giving it again does not help (R172). [Unmapped](Self::unmap) and
-    /// [mapped](Self::map) after the change, the memory has it in the right order. Copies are not concerned.
+    /// For memory that a device can already access, it is better to
+    /// [name the host from the beginning](MappedMemoryBuilder::accessible_from): if the host gets access later, the
+    /// driver refuses fills that cross from one [part](Self::parts) into the next, and setting the access again does
+    /// not help (R172). [Unmapping](Self::unmap) and [mapping](Self::map) the memory after the change restores the
+    /// right order. Copies are not affected.
     ///
     /// # Errors
     ///
-    /// As [`Mapping::set_access`]; nothing is changed then. Memory that is not mapped is asked for at the next
-    /// [`map`](Self::map).
+    /// As [`Mapping::set_access`]; nothing is changed then. For memory that is not mapped, access is requested at the
+    /// next [`map`](Self::map).
     ///
     /// ```
     /// use cuda_mem::{Access, Driver};
@@ -220,7 +221,7 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Gives access to what is mapped, or changes nothing. It is not noted.
+    /// Gives access to what is mapped, or changes nothing. The access is not recorded.
     pub(super) fn give(&self, who: Location, access: Access) -> Result<()> {
         for part in &self.parts {
             require_possible(self.settings.driver, who, part.memory.location())?;
@@ -238,24 +239,24 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// How often memory was put behind the address (when it was made, mapped again, grown or moved), and how often
-    /// all of it was moved to another place, with the bytes of both.
+    /// How often memory was mapped at the address (on creation, remapping, growth or a move), and how often all of it
+    /// was moved to another location, with the bytes of both.
     #[must_use]
     pub fn migrations(&self) -> MigrationStats {
         self.migrations.total()
     }
 
-    /// The same of one place: what was mapped of its memory, and what was moved there.
+    /// The same for one location: what was mapped of its memory, and what was moved there.
     #[must_use]
     pub fn migrations_to(&self, place: Location) -> MigrationStats {
         self.migrations.to(place.known(self.settings.driver))
     }
 
-    /// Puts all of the memory at its address, with the access that it had. What is there stays.
+    /// Maps all of the memory at its address, with the access that it had. The contents do not change.
     ///
     /// # Errors
     ///
-    /// As the driver answers; what was mapped until then stays.
+    /// Any driver error; what was mapped before the error stays mapped.
     #[doc(alias = "cuMemMap")]
     #[track_caller]
     pub fn map(&mut self) -> Result<()> {
@@ -269,12 +270,12 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Takes the memory away from its address, with all bytes. Nothing happens if it is not there. Whoever used the
-    /// address in unsafe code must be done.
+    /// Unmaps the memory; it keeps its contents. Does nothing if it is not mapped. Unsafe code that uses the address
+    /// must be done.
     ///
     /// # Errors
     ///
-    /// As the driver answers; what was not unmapped until then stays.
+    /// Any driver error; what was not unmapped before the error stays mapped.
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(&mut self) -> Result<()> {
         for part in &mut self.parts {
@@ -283,13 +284,12 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// More memory behind the same address, so that there is so much at least. What is there stays where it is.
-    /// Waits for nothing.
+    /// Grows the memory at the same address to at least `bytes`. The existing contents stay in place. Does not wait.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is [reserved](MappedMemoryBuilder::reserve), and
-    /// for memory of several devices; else as [`MappedMemoryBuilder::map`]. Nothing is changed then.
+    /// for memory of several devices; otherwise as [`MappedMemoryBuilder::map`]. Nothing is changed then.
     #[track_caller]
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         let has = self.size_bytes();
@@ -313,12 +313,12 @@ impl MappedMemory {
         self.add(location, wanted - has)
     }
 
-    /// Gives memory back from the end, as long as so much stays. Memory goes as it came: a piece for each time that
-    /// it grew. Whoever used the address in unsafe code must be done.
+    /// Releases memory from the end, keeping at least `bytes`. Memory is released in the pieces in which it was added:
+    /// one for each time that it grew. Unsafe code that uses the address must be done.
     ///
     /// # Errors
     ///
-    /// As the driver answers; what was not given back until then stays.
+    /// Any driver error; what was not released before the error stays.
     pub fn shrink_to(&mut self, bytes: u64) -> Result<()> {
         while let Some(last) = self.parts.last_mut()
             && last.offset >= bytes
@@ -330,14 +330,14 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// A buffer of `len` elements of it, in the order of the stream. What they are, nobody says: the memory is as
-    /// it was made, or as it was left.
+    /// A buffer of `len` elements in this memory, in the order of the stream. The contents are unspecified for new
+    /// memory, and otherwise as they were left.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is no room for so many elements, if the address is not
-    /// aligned for them, if the stream's device has no access, or is of another driver; else as [`map`](Self::map). The
-    /// memory comes back.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory cannot hold that many elements, if the address is
+    /// not aligned for them, or if the stream's device has no access or is of another driver; otherwise as
+    /// [`map`](Self::map). The memory comes back with the error.
     #[track_caller]
     pub fn into_buffer<T: Pod>(
         self,
@@ -347,7 +347,7 @@ impl MappedMemory {
         GrowableBuffer::new(self, stream, len)
     }
 
-    /// That the stream's device may use it, and that it is there.
+    /// Checks that the stream's device has access, and that the memory is mapped.
     #[track_caller]
     pub(super) fn ready_for(&mut self, stream: &Stream) -> Result<()> {
         let device = Location::Device(stream.device());
@@ -361,9 +361,9 @@ impl MappedMemory {
         self.map()
     }
 
-    /// Whether threads of the host may read so many bytes at its address, or write them. Without access a touch ends
-    /// the process (R160). What was given decides, and the driver must not say otherwise: asked for the host, it answers
-    /// yes as soon as any device has access (R171).
+    /// Whether host threads may read, or write, this many bytes at its address. Without access a touch ends the process
+    /// (R160). The access that was set decides, and the driver must not contradict it: asked for the host, the driver
+    /// answers yes as soon as any device has access (R171).
     pub(super) fn is_open_to_host(&self, bytes: u64, writes: bool) -> Result<bool> {
         if self.mapped_bytes() < bytes {
             return Ok(false);
@@ -391,7 +391,7 @@ impl MappedMemory {
         Ok(true)
     }
 
-    /// The device whose memory all of it is.
+    /// The device that holds all of the memory, if there is one.
     pub(super) fn device(&self) -> Option<Device> {
         match self.settings.locations[..] {
             [location] => location.device(),
@@ -401,7 +401,7 @@ impl MappedMemory {
 }
 
 impl MappedMemory {
-    /// What it is, for errors.
+    /// A description for errors.
     pub(super) fn in_words(&self) -> String {
         let (bytes, address) = (Bytes(self.size_bytes()), self.address());
         let places = self.settings.locations.iter().map(ToString::to_string);

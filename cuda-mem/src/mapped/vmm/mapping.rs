@@ -17,17 +17,17 @@ use crate::mapped::migration_stats::{self, MigrationStats};
 use crate::memory::pool::Access;
 use crate::stream::recording;
 
-/// Physical memory behind addresses. It holds both; dropping it takes them apart. From
-/// [`AddressRange::map`].
+/// Physical memory mapped at an address. It holds both the memory and the addresses; dropping it unmaps the memory.
+/// From [`AddressRange::map`].
 ///
-/// Unmapping is in no stream's order and waits for nothing: work that uses the [address](Self::address) must be
-/// done, and seen by the host, before. Safe code cannot use an address; [`MappedMemory`](super::MappedMemory)
-/// makes buffers that see to it.
+/// Unmapping is not ordered with any stream and does not wait: work that uses the [address](Self::address) must be
+/// complete, and known to the host to be complete, before. Safe code cannot use an address;
+/// [`MappedMemory`](super::MappedMemory) makes buffers that ensure this.
 pub struct Mapping {
     range: AddressRange,
     offset: u64,
     memory: PhysicalMemory,
-    /// Something else may be mapped there by the time that this is dropped.
+    /// False once it was unmapped: something else may be mapped there when this is dropped.
     is_mapped: bool,
 }
 
@@ -51,7 +51,7 @@ impl Mapping {
         mapping
     }
 
-    /// Without bytes, which are the memory's and counted there.
+    /// Without bytes: they belong to the memory and are counted there.
     fn item(&self) -> Item {
         Item::new(LedgerKind::Mapping, self.address())
             .of(self.range.driver())
@@ -64,7 +64,7 @@ impl Mapping {
         self.range.address() + self.offset
     }
 
-    /// How much it is.
+    /// The size, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.memory.size_bytes()
@@ -76,24 +76,23 @@ impl Mapping {
         &self.memory
     }
 
-    /// Says what a device may do with it, or the host with memory of the host. Nobody may do anything before.
-    /// Waits for nothing.
+    /// Sets the access of a device, or of the host for host memory. Without it there is no access. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the host and memory of a device,
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver. Else as the driver answers,
-    /// which refuses devices that are no peers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for host access to device memory,
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver. Otherwise as the driver
+    /// answers, which refuses devices that are not peers.
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, location: Location, access: Access) -> Result<()> {
         self.set_accesses(&[(location, access)])
     }
 
-    /// The same for several, in one driver call.
+    /// The same for several locations, in one driver call.
     ///
     /// # Errors
     ///
-    /// As there. All of it or nothing.
+    /// The same. On an error nothing is changed.
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_accesses(&self, accesses: &[(Location, Access)]) -> Result<()> {
         if accesses.is_empty() {
@@ -103,7 +102,7 @@ impl Mapping {
         for (who, _) in accesses {
             require_possible(driver, *who, place)?;
         }
-        // The host before devices: given later, fills do not cross from one mapping into the next (R172).
+        // The host before devices: if it gets access later, fills cannot cross from one mapping into the next (R172).
         let (hosts, devices): (Vec<_>, Vec<_>) = accesses
             .iter()
             .partition(|(who, _)| !matches!(who, Location::Device(_)));
@@ -124,11 +123,12 @@ impl Mapping {
         .map_err(|error| error.asked(|| format!("{self} with {}", list_of(accesses))))
     }
 
-    /// What a device may do with it, or the host.
+    /// The access of a device, or of the host.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; otherwise as the driver
+    /// answers.
     #[doc(alias = "cuMemGetAccess")]
     pub fn access(&self, location: Location) -> Result<Access> {
         let driver = self.range.driver();
@@ -139,12 +139,12 @@ impl Mapping {
         Ok(Access::from_raw(raw))
     }
 
-    /// Takes address and memory apart, as dropping does, and says how it went. Both stay usable by their other
-    /// handles, and the bytes stay with the memory.
+    /// Unmaps the memory, as dropping does, and returns the result. Address range and memory stay usable through their
+    /// other handles, and the memory keeps its contents.
     ///
     /// # Errors
     ///
-    /// As the driver answers. The mapping comes back then.
+    /// Any driver error. The mapping comes back with the error.
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(mut self) -> Result<(), Failed<Self>> {
         match self.take_apart() {
@@ -176,7 +176,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Its address and memory, in words.
+/// Its address and memory, as text.
 impl fmt::Display for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, mapped at {:#x}", self.memory, self.address())

@@ -1,12 +1,13 @@
-//! Virtual memory management: physical memory, addresses, and what brings them together.
+//! Virtual memory management: physical memory, address ranges, and mappings between them.
 //!
-//! What of the driver this relies on (measured, `docs/src/driver-rules.md`): memory and reservations come in
-//! multiples of the granularity (R138, R139); memory is mapped whole (R140); a mapping gives no access (R141);
-//! it is unmapped whole, and the addresses are given back when nothing is mapped there (R142); memory stays until
-//! neither a handle nor a mapping is left (R143); none of it waits for a stream (R145) or needs a context (R148).
+//! This module relies on the following behaviour of the driver (measured, `docs/src/driver-rules.md`): memory and
+//! reservations come in multiples of the granularity (R138, R139); memory is mapped whole (R140); a mapping gives no
+//! access (R141); it is unmapped whole, and the addresses are released when nothing is mapped there (R142); memory
+//! stays until neither a handle nor a mapping is left (R143); none of it waits for a stream (R145) or needs a context
+//! (R148).
 //!
-//! So a mapping holds both its range and its memory, a range holds nothing, and the order of an end is always:
-//! unmap, give back the addresses, release the memory.
+//! So a mapping holds both its range and its memory, a range holds nothing, and the order of release is always: unmap,
+//! release the addresses, release the memory.
 
 mod accesses;
 mod builder;

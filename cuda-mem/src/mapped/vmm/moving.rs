@@ -1,4 +1,4 @@
-//! Moving memory to another place, behind the same address.
+//! Moving memory to another location, behind the same address.
 
 use super::builder::MappedMemoryBuilder;
 use super::mapped::{MappedMemory, Part};
@@ -13,23 +13,24 @@ use crate::memory::pool::Access;
 use crate::stream::Stream;
 
 impl MappedMemory {
-    /// Moves all bytes to memory of another place; the address stays. Copies in the order of the stream and waits
-    /// for it. Whoever used the address in unsafe code must be done.
+    /// Moves all bytes to memory of another location; the address stays. Copies in the order of the stream and waits
+    /// for it. Unsafe code that uses the address must be done.
     ///
-    /// The stream's device must be able to reach both places, and is given access for the copy if it has none. Who
-    /// [has access](Self::set_access) keeps it; that of the host is set aside while the memory is a device's. All of
-    /// the bytes become one [part](Self::parts), also those of several devices. A place that has larger granules
-    /// makes the memory longer.
+    /// The stream's device must be able to access both locations, and is given access for the copy if it has none.
+    /// Locations that [have access](Self::set_access) keep it; the host's access is suspended while the memory is on a
+    /// device. All bytes become one [part](Self::parts), also those of several devices. If the location has larger
+    /// granules, the memory becomes longer.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place or the stream is of another driver, for another
-    /// thread's own stream, and if the place's granules do not fit behind the addresses;
-    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; else as
-    /// [`MappedMemoryBuilder::map`]. Until the copy is done nothing is changed; if the new memory cannot be put at
-    /// the address then, the old one is put back. If that fails too, [`on_drop_failure`](crate::base::on_drop_failure)
-    /// is told, the bytes are not [mapped](Self::is_mapped), and [`map`](Self::map) may be tried again. If the copy
-    /// was submitted and cannot be waited for, the memory is lost: it leaks, and there are no bytes left here.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the location or the stream is of another driver, for another
+    /// thread's per-thread stream, and if the location's granules do not fit into the address range;
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; otherwise as
+    /// [`MappedMemoryBuilder::map`]. Until the copy is complete nothing is changed; if the new memory cannot be mapped
+    /// at the address then, the old memory is mapped again. If that fails too,
+    /// [`on_drop_failure`](crate::base::on_drop_failure) is called, the bytes are not [mapped](Self::is_mapped), and
+    /// [`map`](Self::map) may be tried again. If the copy was submitted and cannot be waited for, the memory is lost:
+    /// it leaks, and this object is left empty.
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
     #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
@@ -62,7 +63,7 @@ impl MappedMemory {
                 self.take_back(lent);
                 return Err(error);
             }
-            // It may still run, so both its ends stay where they are, for good.
+            // The copy may still run, so its source and target are never released.
             report::failed("memory that is moved", &error);
             std::mem::forget((copy, std::mem::take(&mut self.parts)));
             return Err(error);
@@ -78,8 +79,8 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Memory of another place for all bytes, at an address of its own. Whoever cannot have access there is found
-    /// out by that.
+    /// Memory of another location for all bytes, at an address of its own. Fails if a location cannot have access
+    /// there.
     #[track_caller]
     fn room_at(&self, place: Location, copier: Location) -> Result<Self> {
         let mut settings = MappedMemoryBuilder::clone(&self.settings);
@@ -102,7 +103,7 @@ impl MappedMemory {
         settings.map(bytes)
     }
 
-    /// Lets a device read that may not. Answers whom to take it back from.
+    /// Lets a device read that has no access. Returns the location to withdraw it from.
     fn lend_to(&self, copier: Location) -> Result<Option<Location>> {
         match self.settings.accesses.of(copier) {
             Access::Read | Access::ReadWrite => Ok(None),
@@ -117,10 +118,10 @@ impl MappedMemory {
         }
     }
 
-    /// Puts other memory behind the address. On an error the old one is there again, or nothing.
+    /// Replaces the memory behind the address. On an error the old memory is mapped again, or nothing is.
     #[track_caller]
     fn exchange(&mut self, other: Vec<Part>) -> Result<()> {
-        // Without closures, which would be what the ledger lists.
+        // No closures here: the ledger would list their lines.
         let mut exchanged = self.unmap();
         if exchanged.is_ok() {
             let old = std::mem::replace(&mut self.parts, other);

@@ -1,4 +1,4 @@
-//! Memory without an address.
+//! Physical memory without an address.
 
 use std::fmt;
 #[cfg(target_os = "linux")]
@@ -23,8 +23,8 @@ use crate::stream::recording;
 
 /// Physical memory of a device or of the host. It has no address until it is [mapped](super::AddressRange::map).
 ///
-/// A cheap handle: clones are of the same memory, which goes when the last of them, and the last mapping of it,
-/// is gone. Needs CUDA 10.2; memory of a NUMA node needs 12.2, of the host 13.0.
+/// A cheap handle: clones share the memory, which is freed when the last clone and the last mapping of it are dropped.
+/// Needs CUDA 10.2; memory of a NUMA node needs 12.2, of the host 13.0.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -44,7 +44,7 @@ struct Inner {
     raw: CUmemGenericAllocationHandle,
     bytes: u64,
     location: Location,
-    /// Not what another object of this crate is made of, which is listed itself.
+    /// False for a part of another object of this crate, which is listed itself.
     is_listed: bool,
 }
 
@@ -89,16 +89,16 @@ unsafe fn release(driver: Driver, raw: CUmemGenericAllocationHandle) -> Result<(
     })
 }
 
-/// What sizes of memory are multiples of, in bytes. Asked of the driver, never assumed.
+/// The granularity of memory sizes, in bytes. Queried from the driver, never assumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granularity {
-    /// The least that can be mapped.
+    /// The smallest unit that can be mapped.
     pub minimum: u64,
-    /// What gives the best speed.
+    /// The unit for best performance.
     pub recommended: u64,
 }
 
-/// What physical memory is to be. From [`PhysicalMemory::builder`].
+/// Settings of physical memory. From [`PhysicalMemory::builder`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct PhysicalMemoryBuilder {
@@ -110,23 +110,23 @@ pub struct PhysicalMemoryBuilder {
 }
 
 impl PhysicalMemoryBuilder {
-    /// The kinds of handle by which the memory may be shared. None unless set.
+    /// The kinds of handle through which the memory may be shared. None by default.
     #[doc(alias = "requestedHandleTypes")]
     pub fn handle_types(mut self, types: HandleTypes) -> Self {
         self.handle_types = types;
         self
     }
 
-    /// Whether network cards and others are to reach it directly. What the device can is in `rdma_with_mapped_memory`
-    /// of [`Device::gpu_direct`](crate::Device::gpu_direct) (attribute 110); that others reach its plain memory
-    /// (attribute 116) does not say so.
+    /// Whether network cards and other devices will access it directly. The device's support is reported by
+    /// `rdma_with_mapped_memory` of [`Device::gpu_direct`](crate::Device::gpu_direct) (attribute 110); support for its
+    /// ordinary memory (attribute 116) does not imply it.
     #[doc(alias = "gpuDirectRDMACapable")]
     pub fn gpu_direct_rdma(mut self, wanted: bool) -> Self {
         self.gpu_direct_rdma = wanted;
         self
     }
 
-    /// Whether the device may keep it compressed, which saves bandwidth for data that allows it.
+    /// Whether the device may store it compressed, which saves bandwidth for compressible data.
     #[doc(alias = "CU_MEM_ALLOCATION_COMP_GENERIC")]
     pub fn compressible(mut self, wanted: bool) -> Self {
         self.compressible = wanted;
@@ -145,11 +145,12 @@ impl PhysicalMemoryBuilder {
         prop
     }
 
-    /// What sizes of such memory are multiples of.
+    /// The granularity of such memory.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; otherwise as the driver
+    /// answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     pub fn granularity(&self) -> Result<Granularity> {
         self.location.require_driver(self.driver, "the memory")?;
@@ -158,23 +159,24 @@ impl PhysicalMemoryBuilder {
         let minimum = unsafe { raw::vmm::granularity(table, &prop) }?;
         // SAFETY: as above.
         let recommended = unsafe { raw::vmm::recommended_granularity(table, &prop) }?;
-        // No driver says 0; if one did, nothing could be a multiple of it.
+        // No driver returns 0; if one did, nothing could be a multiple of it.
         Ok(Granularity {
             minimum: minimum.max(1) as u64,
             recommended: recommended.max(minimum).max(1) as u64,
         })
     }
 
-    /// So much memory, rounded up to the least granularity. It is zero, or what was there before: nobody says.
+    /// Allocates at least `bytes` of memory, rounded up to the least granularity. Contents are unspecified: zero, or
+    /// what was there before.
     ///
-    /// Waits for nothing.
+    /// Does not wait.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for a device
-    /// of another driver; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not so much;
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for a place that the driver is too old for. Else as the
-    /// driver answers: a NUMA node that is not there is an invalid value.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a size that overflows, and for a device of
+    /// another driver; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not enough memory;
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for a location that needs a newer driver. Otherwise as the
+    /// driver answers: a NUMA node that does not exist is an invalid value.
     #[doc(alias = "cuMemCreate")]
     #[track_caller]
     pub fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
@@ -191,8 +193,8 @@ impl PhysicalMemoryBuilder {
         Ok(PhysicalMemory(Arc::new(memory)))
     }
 
-    /// As [`create`](Self::create), for a multiple of the granularity of a driver that has physical memory there, and for
-    /// another object of this crate.
+    /// As [`create`](Self::create), for a size that is a multiple of the granularity, with a driver that supports the
+    /// location, and for another object of this crate.
     pub(crate) fn create_part(&self, bytes: u64) -> Result<PhysicalMemory> {
         Ok(PhysicalMemory(Arc::new(self.create_unlisted(bytes)?)))
     }
@@ -228,7 +230,7 @@ impl PhysicalMemory {
         Self::builder_at(device.driver(), Location::Device(*device))
     }
 
-    /// Memory of any place: a device, the host, a NUMA node.
+    /// Memory of any location: a device, the host, a NUMA node.
     pub fn builder_at(driver: Driver, location: Location) -> PhysicalMemoryBuilder {
         PhysicalMemoryBuilder {
             driver,
@@ -239,7 +241,7 @@ impl PhysicalMemory {
         }
     }
 
-    /// How much it is, in bytes: whole granules.
+    /// The size, in bytes: whole granules.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.0.bytes
@@ -251,23 +253,23 @@ impl PhysicalMemory {
         self.0.location
     }
 
-    /// The driver that it came from.
+    /// The driver that allocated it.
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.0.driver
     }
 
-    /// The driver's handle. It is good as long as this memory, or a clone, lives.
+    /// The driver's handle. It is valid as long as this memory, or a clone, lives.
     #[must_use]
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.0.raw
     }
 
-    /// A descriptor by which another process can have the same memory; see [`import_fd`](Self::import_fd).
+    /// A descriptor through which another process can import the same memory; see [`import_fd`](Self::import_fd).
     ///
     /// # Errors
     ///
-    /// As the driver answers: an invalid value if the memory was not
+    /// Any driver error: an invalid value if the memory was not
     /// [made for that](PhysicalMemoryBuilder::handle_types), and for memory that was imported.
     #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemExportToShareableHandle")]
@@ -277,12 +279,12 @@ impl PhysicalMemory {
             .map_err(|error| error.asked(|| format!("a descriptor of {self}")))
     }
 
-    /// The memory that another process exported as this descriptor. `bytes` is how much it is there, which the
-    /// descriptor does not say; the driver maps no other number.
+    /// Imports memory that another process exported as this descriptor. `bytes` is its size there, which the descriptor
+    /// does not contain; the driver maps no other size.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes; else as the driver answers, which is
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes; otherwise any driver error, which is
     /// `UNKNOWN` for a descriptor of something else.
     ///
     /// ```
@@ -347,7 +349,7 @@ impl PhysicalMemory {
     }
 }
 
-/// Its size and place, in words.
+/// Its size and location, as text.
 impl fmt::Display for PhysicalMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (bytes, place) = (Bytes(self.0.bytes), self.0.location);

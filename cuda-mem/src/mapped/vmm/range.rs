@@ -1,4 +1,4 @@
-//! Addresses without memory.
+//! Reserved addresses without memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::recording;
 
-/// Addresses that nobody else gets, for memory to be mapped there. They cost nothing. A cheap handle: they are
-/// given back when the last clone, and the last mapping there, is gone. Needs CUDA 10.2.
+/// A range of reserved addresses, for memory to be mapped there. It takes no memory. A cheap handle: the addresses are
+/// released when the last clone, and the last mapping in the range, is dropped. Needs CUDA 10.2.
 ///
 /// ```
 /// use cuda_mem::{Access, Driver};
@@ -46,9 +46,9 @@ struct Inner {
     address: CUdeviceptr,
     bytes: u64,
     granule: u64,
-    /// Not what another object of this crate is made of, which is listed itself.
+    /// False for a part of another object of this crate, which is listed itself.
     is_listed: bool,
-    /// What is mapped: offset → bytes.
+    /// Current mappings: offset → bytes.
     mapped: Lock<BTreeMap<u64, u64>>,
 }
 
@@ -63,7 +63,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let table = self.driver.table();
         if !self.mapped.get_mut().is_empty() {
-            // An unmap failed, so the driver would refuse; the addresses stay with what is there.
+            // An unmap failed, so the driver would refuse; the addresses stay reserved with what is mapped there.
             return;
         }
         report::release("address range", || {
@@ -88,13 +88,13 @@ impl Drop for Inner {
 }
 
 impl AddressRange {
-    /// So many bytes of addresses, rounded up to what the driver maps at least. They begin at a multiple of
-    /// `align`, which is 0 or a power of two; of the granularity they do always.
+    /// Reserves at least `bytes` of addresses, rounded up to the driver's granularity. The start is a multiple of
+    /// `align`, which is 0 or a power of two; it is always a multiple of the granularity.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for
-    /// another alignment; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there are not so many addresses.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a size that overflows, and for any other
+    /// alignment; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not enough address space.
     #[doc(alias = "cuMemAddressReserve")]
     #[track_caller]
     pub fn reserve(driver: Driver, bytes: u64, align: u64) -> Result<Self> {
@@ -118,7 +118,7 @@ impl AddressRange {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Addresses in steps of this granule, which are aligned to it, for another object of this crate.
+    /// Addresses in steps of this granule and aligned to it, for another object of this crate.
     pub(crate) fn reserve_part(driver: Driver, bytes: u64, granule: u64) -> Result<Self> {
         let inner = Self::reserve_unlisted(driver, bytes, granule, granule)?;
         Ok(Self(Arc::new(inner)))
@@ -153,25 +153,26 @@ impl AddressRange {
         self.0.address
     }
 
-    /// How many addresses there are.
+    /// The size of the range, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.0.bytes
     }
 
-    /// The driver that they came from.
+    /// The driver that reserved them.
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.0.driver
     }
 
-    /// Puts all of a memory behind the addresses that begin `offset` bytes into the range. Nobody has access yet:
-    /// see [`Mapping::set_access`]. The same memory may be mapped in several places. Waits for nothing.
+    /// Maps a whole memory at the addresses that begin `offset` bytes into the range. It is not accessible yet: see
+    /// [`Mapping::set_access`]. The same memory may be mapped in several places. Does not wait.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place is no multiple of the granularity, is not
-    /// within the range, or has memory already, and for memory of another driver. Else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the offset is not a multiple of the granularity, the memory
+    /// does not fit in the range or overlaps a mapping, and for memory of another driver. Otherwise as the driver
+    /// answers.
     #[doc(alias = "cuMemMap")]
     #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
@@ -221,7 +222,7 @@ impl AddressRange {
         }
     }
 
-    /// Takes away what is mapped there.
+    /// Unmaps what is mapped there.
     ///
     /// # Safety
     ///
@@ -241,7 +242,7 @@ impl AddressRange {
     }
 }
 
-/// Its size and address, in words.
+/// Its size and address, as text.
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (bytes, address) = (Bytes(self.0.bytes), self.0.address);

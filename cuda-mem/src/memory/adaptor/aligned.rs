@@ -1,4 +1,4 @@
-//! Larger alignments than upstream keeps.
+//! Larger alignments than upstream provides.
 
 use super::debug_over;
 use std::alloc::Layout;
@@ -12,8 +12,8 @@ use crate::base::table::Shards;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT};
 use crate::stream::Stream;
 
-/// Aligns memory to more than the 256 bytes that every resource keeps: to what each request asks for, and
-/// to a common alignment if one is set. It asks upstream for more bytes, and hands out a part of them.
+/// Aligns memory to more than the 256 bytes that every resource guarantees: to the alignment of each request, and
+/// to a common minimum if one is set. It requests more bytes from upstream and hands out part of them.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, Resource};
@@ -32,12 +32,12 @@ pub struct AlignedAdaptor<U> {
     upstream: U,
     alignment: usize,
     threshold: usize,
-    /// Upstream's addresses by ours, where they differ.
+    /// Maps our addresses to upstream's, where they differ.
     moved: Shards<CUdeviceptr>,
 }
 
 impl<U: MemoryResource> AlignedAdaptor<U> {
-    /// Aligns everything to `alignment` bytes at least.
+    /// Aligns every allocation to at least `alignment` bytes.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl<U: MemoryResource> AlignedAdaptor<U> {
         })
     }
 
-    /// Leaves allocations of fewer than so many bytes to their own alignment.
+    /// Applies the common alignment only to allocations of at least `threshold` bytes.
     #[must_use]
     pub fn with_threshold_bytes(self, threshold: usize) -> Self {
         Self { threshold, ..self }
@@ -78,7 +78,7 @@ impl<U: MemoryResource> AlignedAdaptor<U> {
     }
 }
 
-/// Room for the bytes wherever memory of the common alignment may begin.
+/// A layout large enough to contain the aligned bytes, wherever upstream's memory begins.
 #[inline]
 fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
     layout

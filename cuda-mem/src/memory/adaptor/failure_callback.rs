@@ -1,4 +1,4 @@
-//! Asking the program when memory runs out.
+//! Calling the program when memory runs out.
 
 use super::debug_over;
 use std::alloc::Layout;
@@ -11,9 +11,9 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Calls a function when upstream is out of memory, and asks again for as long as that returns `true`.
+/// Calls a function when upstream is out of memory, and retries the request as long as it returns `true`.
 ///
-/// The function runs on the thread that allocates. It may free memory of this resource.
+/// The function runs on the allocating thread. It may free memory of this resource.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -36,7 +36,7 @@ pub struct FailureCallbackAdaptor<U, F> {
 }
 
 impl<U: MemoryResource, F: Fn(u64, &Error) -> bool + Send + Sync> FailureCallbackAdaptor<U, F> {
-    /// Calls `callback` with the bytes asked for and the error.
+    /// Creates an adaptor that calls `callback` with the requested bytes and the error.
     pub fn new(upstream: U, callback: F) -> Self {
         Self { upstream, callback }
     }

@@ -1,4 +1,4 @@
-//! A limit on the bytes that are allocated at a time.
+//! A limit on the bytes allocated at a time.
 
 mod budget;
 mod holders;
@@ -20,8 +20,8 @@ use crate::stream::Stream;
 use budget::{Budget, Shortage};
 use holders::Holders;
 
-/// Allocates no more than a number of bytes at a time, for all threads together. A request beyond that is out of
-/// memory, without asking upstream; or it waits, if [`with_wait_timeout`](Self::with_wait_timeout) says so.
+/// Limits the bytes allocated at a time, over all threads. A request beyond the limit fails with out of memory
+/// without asking upstream, or waits if [`with_wait_timeout`](Self::with_wait_timeout) is set.
 ///
 /// ```
 /// use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
@@ -46,7 +46,7 @@ pub struct LimitAdaptor<U> {
     wait: Option<Wait>,
 }
 
-/// What only a limit that waits needs.
+/// State needed only by a limit that waits.
 #[derive(Debug)]
 struct Wait {
     timeout: Duration,
@@ -61,7 +61,7 @@ impl<U: fmt::Debug> fmt::Debug for LimitAdaptor<U> {
 }
 
 impl<U: MemoryResource> LimitAdaptor<U> {
-    /// At most `limit` bytes of `upstream` at a time, as asked for, without what upstream rounds up.
+    /// Limits `upstream` to `limit` bytes at a time, counting requested bytes without upstream's rounding.
     pub fn new(upstream: U, limit: u64) -> Self {
         Self {
             upstream,
@@ -70,22 +70,23 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         }
     }
 
-    /// Lets `allocate` block while the limit is reached: until other threads have given back enough, or for
-    /// `timeout`. Then the error is out of memory, and says how long the request has waited and which threads have
-    /// allocated how much. Threads have the numbers of [`LiveAllocation::thread`](crate::memory::LiveAllocation).
+    /// Lets `allocate` block while the limit is reached, until other threads have freed enough, for at most
+    /// `timeout`. After that it fails with out of memory; the error says how long the request waited and how much
+    /// each thread has allocated. Threads are numbered as in
+    /// [`LiveAllocation::thread`](crate::memory::LiveAllocation).
     ///
-    /// Requests are served in the order in which they came, so that a large one is not starved by small ones. A
-    /// request larger than the whole limit fails at once, and one of no bytes never waits.
+    /// Requests are served in order of arrival, so that a large one is not starved by small ones. A request larger
+    /// than the whole limit fails at once, and a request of zero bytes never waits.
     ///
-    /// A request that could wait for itself does not wait. It takes bytes if there are enough, ahead of the others, or is
-    /// out of memory at once, and the error says why it did not wait. These are requests of a thread that records a
-    /// stream into a graph, in the order of a stream that anybody records, and from inside a call of this adaptor's
-    /// own upstream. In a fork nothing waits.
+    /// A request that could end up waiting for itself does not wait. It takes bytes ahead of the others if there
+    /// are enough, or fails with out of memory at once, and the error says why it did not wait. Such requests are
+    /// those of a thread that captures a stream into a graph, those in the order of a stream that any thread
+    /// captures, and those from inside a call to this adaptor's own upstream. In a fork nothing waits.
     ///
-    /// **Waiting can deadlock**, which the timeout ends: threads that each hold a part and wait for the rest; a
-    /// resource above this one that holds a lock in `allocate` which its `deallocate` needs; and collective libraries
-    /// such as NCCL, where other processes wait for what this thread has not launched yet. So nothing waits by
-    /// default.
+    /// **Waiting can deadlock** until the timeout: when threads each hold a part and wait for the rest; when a
+    /// resource above this one holds a lock in `allocate` that its `deallocate` needs; and with collective
+    /// libraries such as NCCL, where other processes wait for work that this thread has not launched yet. So by
+    /// default nothing waits.
     ///
     /// ```
     /// use std::time::Duration;
@@ -129,13 +130,13 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         &self.upstream
     }
 
-    /// The most bytes that may be allocated at a time.
+    /// The limit on the bytes allocated at a time.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.budget.limit()
     }
 
-    /// Bytes that are allocated, or about to be: never more than the limit.
+    /// The bytes that are allocated or about to be; never more than the limit.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.budget.allocated()
@@ -147,7 +148,7 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         self.wait.as_ref().map(|wait| wait.timeout)
     }
 
-    /// How many requests wait at the moment.
+    /// The number of requests that are waiting now.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.budget.waiting()
@@ -213,7 +214,7 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes)
     }
 
-    /// What tells this limit from others while calls borrow it.
+    /// Identifies this limit while calls borrow it.
     fn budget_address(&self) -> usize {
         std::ptr::from_ref(&self.budget).addr()
     }
@@ -240,11 +241,11 @@ impl Drop for Taken<'_> {
 }
 
 thread_local! {
-    /// The limits that this thread calls the upstream of.
+    /// The limits whose upstream this thread is calling.
     static CALLS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// This thread calls the upstream of a limit. Of a thread that ends, this is not noted.
+/// A guard: this thread is calling the upstream of a limit. Not recorded while the thread exits.
 struct Calling {
     limit: usize,
 }
@@ -277,7 +278,8 @@ impl Drop for Calling {
 unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) with the limit and what is allocated; else as upstream.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) with the limit and the allocated bytes; otherwise any error
+    /// from upstream.
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
@@ -295,7 +297,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         Ok(address)
     }
 
-    /// Never blocks on other requests. Bytes go to those that wait as soon as upstream has them back.
+    /// Never blocks on other requests. Waiting requests get the bytes as soon as upstream has freed them.
     #[inline]
     unsafe fn deallocate(
         &self,

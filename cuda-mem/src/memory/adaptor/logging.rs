@@ -22,9 +22,9 @@ use crate::stream::Stream;
 /// resource does: `Thread,Time,Action,Pointer,Size,Stream`, with sizes in bytes and times of day in UTC.
 /// Tools that replay RMM's logs read it.
 ///
-/// Lines are collected and written some hundred at a time, and at once when an allocation fails: then the
-/// log ends with the request that did. If writing fails, the program goes on without a log, and
-/// [`flush`](Self::flush) says why.
+/// Lines are buffered and written a few hundred at a time, and at once when an allocation fails, so that the log
+/// ends with the failed request. If writing fails, the program continues without a log, and [`flush`](Self::flush)
+/// returns the error.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -53,16 +53,16 @@ struct Log {
 }
 
 enum State {
-    /// Not even the header is written.
+    /// Nothing has been written, not even the header.
     New,
     Begun,
-    /// A write failed, which nobody has been told. There is no log any more.
+    /// A write failed, and the error has not been returned yet. Logging has stopped.
     Failed(io::Error),
-    /// There is no log any more.
+    /// Logging has stopped.
     Over,
 }
 
-/// So many lines are written at a time.
+/// The number of lines written at a time.
 const BATCH: usize = 512;
 
 #[derive(Clone, Copy)]
@@ -111,7 +111,7 @@ impl Record {
     }
 }
 
-/// Adds a number with at least so many digits.
+/// Appends a number with at least `digits` digits.
 fn decimal(line: &mut Vec<u8>, number: u64, digits: usize) {
     number_in::<10>(line, number, digits);
 }
@@ -157,11 +157,11 @@ impl Log {
                 self.state = State::Failed(error);
             }
         }
-        // Nowhere to go with them if there is no log.
+        // Discarded if there is no log.
         self.records.clear();
     }
 
-    /// Writes what is collected, and tells a failure once.
+    /// Writes the buffered lines, and returns a failure once.
     fn finish(&mut self) -> Result<()> {
         self.write_or_note();
         if !matches!(self.state, State::Failed(_)) {
@@ -183,8 +183,8 @@ impl Log {
 }
 
 impl<U: MemoryResource> LoggingAdaptor<U> {
-    /// Logs what comes from `upstream` to `out`, which need not collect bytes itself. It is called under a
-    /// lock, so it must not allocate from this adaptor or free to it.
+    /// Logs allocations of `upstream` to `out`, which need not be buffered. It is called under a lock, so it must
+    /// not allocate from this adaptor or free to it.
     pub fn new(upstream: U, out: impl Write + Send + 'static) -> Self {
         Self {
             upstream,
@@ -196,11 +196,11 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
         }
     }
 
-    /// Logs to a new file, in place of an earlier one.
+    /// Logs to a new file, replacing an existing one.
     ///
     /// # Errors
     ///
-    /// [`System`](crate::ErrorKind::System) if the file cannot be made.
+    /// [`System`](crate::ErrorKind::System) if the file cannot be created.
     pub fn to_file(upstream: U, path: impl AsRef<Path>) -> Result<Self> {
         let file = File::create(path)
             .map_err(|error| Error::system("making the allocation log", error))?;
@@ -216,15 +216,15 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
     ///
     /// # Errors
     ///
-    /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; what came after that
-    /// is not in the log. It is told once.
+    /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; later events are not in the log.
+    /// The error is returned once.
     pub fn flush(&self) -> Result<()> {
         self.log.lock()?.finish()
     }
 }
 
 impl<U> LoggingAdaptor<U> {
-    /// Not in a fork: what waits to be written is the parent's.
+    /// Not in a fork: the buffered lines belong to the parent.
     #[inline]
     fn note(&self, record: Record) {
         if let Some(mut log) = self.log.lock_unless_forked() {
@@ -280,7 +280,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
         if !took_effect(&freed) {
-            // It is there after all, so for who replays the log it is allocated again.
+            // It is still allocated, so the log records it as allocated again, for tools that replay it.
             let again = Record {
                 action: Action::Allocate,
                 ..record

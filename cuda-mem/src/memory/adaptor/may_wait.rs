@@ -1,12 +1,12 @@
-//! Whether a thread may be made to wait for memory of others.
+//! Whether a thread may wait for other threads to free memory.
 
 use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::stream::Stream;
 use crate::stream::recording;
 
-/// An error that says why this thread must not wait for others to give memory back: what it would wait for could need
-/// itself, or could not happen at all.
+/// An error that says why this thread must not wait for other threads to free memory: the free could depend on this
+/// thread, or be impossible.
 #[cold]
 pub(super) fn refuse_waiting(stream: &Stream) -> Result<()> {
     if report::is_forked() {

@@ -1,16 +1,16 @@
 //! Adaptors: resources that add something to another one, their upstream.
 //!
-//! Several of them count, and other threads allocate while one is on its way through a stack. One rule keeps their
-//! counts consistent, in whatever order they are stacked:
+//! Several adaptors count, and other threads allocate while a request passes through a stack of adaptors. One rule
+//! keeps their counts consistent, in whatever order they are stacked:
 //!
-//! - A limit counts bytes before upstream hands them out and until upstream has taken them back. So it counts no less
-//!   than what is allocated below it.
-//! - Everything else (statistics, tables of live allocations, logs) counts an allocation after upstream has handed it
-//!   out and until just before upstream takes it back. So it counts no more than what is allocated below it, and it
-//!   never finds an address of another allocation.
-//! - If upstream refuses to take memory back ([`took_effect`](crate::base::error::took_effect) is false), the allocation is
-//!   still there, and what was counted down is restored, without counting it as a new one.
-//! - Memory whose return ends in any other error, or in a panic, is given up: it is counted as gone.
+//! - A limit counts bytes from before upstream hands them out until after upstream has freed them. So it never
+//!   counts less than what is allocated below it.
+//! - Everything else (statistics, tables of live allocations, logs) counts an allocation from after upstream has
+//!   handed it out until just before upstream frees it. So it never counts more than what is allocated below it,
+//!   and never finds the address of another allocation.
+//! - If upstream refuses to free memory ([`took_effect`](crate::base::error::took_effect) is false), the allocation
+//!   still exists, and the counts are restored without counting it as a new allocation.
+//! - Memory whose free ends in any other error, or in a panic, is considered lost and counted as freed.
 //!
 //! Together: statistics ≤ allocated ≤ limit, at every moment.
 
@@ -36,7 +36,7 @@ pub use recovery_policy::RecoveryPolicy;
 pub use statistics::{Counter, Statistics, StatisticsAdaptor, StatisticsScope};
 pub use tracking::{LiveAllocation, TrackingAdaptor};
 
-/// Memory goes back to upstream, and nothing else happens.
+/// Frees memory to upstream and does nothing else.
 macro_rules! free_upstream {
     () => {
         #[inline]
@@ -55,7 +55,7 @@ use std::fmt;
 
 use free_upstream;
 
-/// What an adaptor leaves to its upstream.
+/// The methods that an adaptor forwards to its upstream.
 macro_rules! from_upstream {
     () => {
         fn memory_properties(&self) -> $crate::memory::resource::MemoryProperties {
@@ -73,7 +73,7 @@ macro_rules! from_upstream {
 }
 use from_upstream;
 
-/// A name and what is below it, on one line: errors name resources by their `Debug`. `{:#?}` prints a structure.
+/// A name and its upstream, on one line: errors name resources by their `Debug` output. `{:#?}` prints a structure.
 fn debug_over(f: &mut fmt::Formatter<'_>, name: &str, upstream: &dyn fmt::Debug) -> fmt::Result {
     if f.alternate() {
         return f

@@ -1,4 +1,4 @@
-//! Moving managed memory to the device that asked for it.
+//! Moving managed memory to the device that requested it.
 
 use super::debug_over;
 use std::fmt;
@@ -16,10 +16,9 @@ use crate::driver::raw;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that
-/// the first kernel does not wait for every page. Other memory is handed out as it is, and so is memory for
-/// devices that cannot be fetched to: those without concurrent managed access, as on Windows. So is memory for
-/// a stream that is being captured.
+/// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that the first
+/// kernel does not fault on every page. Other memory is handed out unchanged, as is memory for devices without
+/// concurrent managed access (as on Windows), which do not support prefetching, and for streams being captured.
 ///
 /// ```
 /// use cuda_mem::{Driver, Resource};
@@ -45,7 +44,7 @@ impl<U: fmt::Debug> fmt::Debug for PrefetchAdaptor<U> {
 }
 
 impl<U: MemoryResource> PrefetchAdaptor<U> {
-    /// Moves what `upstream` hands out, if it is managed.
+    /// Prefetches memory from `upstream`, if it is managed.
     pub fn new(upstream: U) -> Self {
         let is_managed = upstream.memory_properties().kind == MemoryKind::Managed;
         Self {
@@ -59,10 +58,10 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
         &self.upstream
     }
 
-    /// Gives the memory back if it cannot be moved.
+    /// Frees the memory if it cannot be moved.
     fn fetch(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<()> {
         if stream.as_ref().is_captured() {
-            // It would spoil the capture, and the memory is as good where it is.
+            // It would invalidate the capture, and the memory is usable where it is.
             return Ok(());
         }
         let concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
@@ -75,9 +74,9 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
             // SAFETY: allocated just now, and nobody has used it.
             let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
             match freed {
-                // Nobody would free it later; the caller can as well have it where it is.
+                // Otherwise it would never be freed; the caller can use it where it is.
                 Err(error) if error.had_no_effect() => return Ok(()),
-                // The first error is the one to tell, but memory that is lost is not passed over.
+                // The first error is the one to return, but lost memory is still reported.
                 Err(error) => report::failed("prefetched memory", &error),
                 Ok(()) => {}
             }
@@ -90,7 +89,7 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
 unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
     /// # Errors
     ///
-    /// As upstream, and as the driver answers to moving it.
+    /// Any error from upstream, and any driver error's prefetch.
     #[doc(alias = "cuMemPrefetchAsync")]
     #[inline]
     #[track_caller]

@@ -12,7 +12,7 @@ use crate::base::error::Result;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Climbs a [`RecoveryPolicy`] when upstream is out of memory.
+/// Applies a [`RecoveryPolicy`] when upstream is out of memory.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, Resource};
@@ -41,7 +41,7 @@ impl<U: fmt::Debug> fmt::Debug for RecoveryAdaptor<U> {
 }
 
 impl<U: MemoryResource> RecoveryAdaptor<U> {
-    /// Follows `policy` when `upstream` is out of memory.
+    /// Applies `policy` when `upstream` is out of memory.
     pub fn new(upstream: U, policy: RecoveryPolicy) -> Self {
         Self { upstream, policy }
     }

@@ -14,11 +14,11 @@ use crate::memory::pool::Pool;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Remedies for out of memory, tried one after the other; after each the request is made again. An empty
-/// policy gives up at once.
+/// Steps to try, in order, when memory runs out; after each step the request is retried. An empty policy gives up
+/// at once.
 ///
-/// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may hold a collective that
-/// ends only when other processes launch theirs, and they may wait for this one. So nothing waits
+/// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may contain a collective that
+/// completes only when other processes launch theirs, and they may be waiting for this process. So nothing waits
 /// unless [`wait_for_stream`](Self::wait_for_stream), [`wait_for_device`](Self::wait_for_device) or
 /// [`wait_for_others`](Self::wait_for_others) is among the steps.
 ///
@@ -66,19 +66,18 @@ impl RecoveryPolicy {
         self
     }
 
-    /// Asks again. Another thread may have freed something.
+    /// Retries the request, because another thread may have freed memory.
     pub fn retry(self) -> Self {
         self.step(Step::Retry)
     }
 
-    /// Lets the resource, and those below it, give back what they keep unused:
-    /// [`MemoryResource::trim_to`] with 0.
+    /// Makes the resource and its upstreams release their unused memory: [`MemoryResource::trim_to`] with 0.
     pub fn flush_caches(self) -> Self {
         self.step(Step::FlushCaches)
     }
 
-    /// Waits, on the host, for the stream of the request. Memory that was freed in it can be used by
-    /// every stream then, whatever the reuse policy. See above for when this can deadlock.
+    /// Waits, on the host, for the stream of the request. Memory that was freed in it can then be reused by every
+    /// stream, whatever the reuse policy. See above for when this can deadlock.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn wait_for_stream(self) -> Self {
         self.step(Step::WaitForStream)
@@ -91,33 +90,33 @@ impl RecoveryPolicy {
         self.step(Step::WaitForDevice)
     }
 
-    /// Lets a pool give back what it keeps unused, so that others can have it. The policy keeps the pool.
+    /// Makes a pool release its unused memory, so that other resources can use it. The policy keeps the pool alive.
     #[doc(alias = "cuMemPoolTrimTo")]
     pub fn trim_pool(self, pool: &Pool) -> Self {
         self.step(Step::TrimPool(pool.clone()))
     }
 
-    /// Lets the stream's device take back what graphs keep unused. Needs CUDA 11.4.
+    /// Releases the unused graph memory of the stream's device. Needs CUDA 11.4.
     #[doc(alias = "cuDeviceGraphMemTrim")]
     pub fn trim_graph_memory(self) -> Self {
         self.step(Step::TrimGraphMemory)
     }
 
-    /// Asks the program, which may free something. `false` ends the climb.
+    /// Calls the program, which may free memory. Returning `false` ends the recovery.
     pub fn callback(self, callback: impl Fn(&Error) -> bool + Send + Sync + 'static) -> Self {
         self.step(Step::Callback(Arc::new(callback)))
     }
 
-    /// Gives other threads time to free memory: pauses and asks again, until the request is served or `total` has
-    /// passed, and at least once. The pauses grow from 1 ms to 100 ms.
+    /// Gives other threads time to free memory: pauses and retries until the request succeeds or `total` has
+    /// passed, but at least once. The pauses grow from 1 ms to 100 ms.
     ///
-    /// The thread blocks meanwhile, with all that it holds: threads that each hold a part and wait for the rest end
-    /// with an error after `total`. Beside collective libraries, every process may wait for one that waits here; see
-    /// above. A thread that records a stream into a graph, or asks in the order of a stream that is recorded, does
-    /// not pause: it asks once, and the step is listed as failed.
+    /// The thread blocks meanwhile, along with everything it holds: threads that each hold a part and wait for the
+    /// rest fail with an error after `total`. With collective libraries, every process may wait for one that waits
+    /// here; see above. A thread that captures a stream into a graph, or makes the request in the order of a
+    /// captured stream, does not pause: it retries once, and the step is listed as failed.
     ///
-    /// Other threads are not noticed when they free; a limit of the program's own that wakes the thread that
-    /// waits longest is [`LimitAdaptor::with_wait_timeout`](crate::memory::LimitAdaptor::with_wait_timeout).
+    /// A free by another thread does not end the pause early. For a limit that wakes the longest-waiting thread,
+    /// see [`LimitAdaptor::with_wait_timeout`](crate::memory::LimitAdaptor::with_wait_timeout).
     ///
     /// ```
     /// use std::time::Duration;
@@ -146,8 +145,8 @@ impl RecoveryPolicy {
         self.steps.is_empty()
     }
 
-    /// Makes a request, and while that is out of memory, tries the remedies in turn. `stream` is that of the request,
-    /// `resource` what it comes from.
+    /// Makes a request, and while it is out of memory, tries the steps in turn. `stream` is the stream of the
+    /// request, `resource` the resource it is made to.
     ///
     /// # Errors
     ///

@@ -14,18 +14,18 @@ use crate::base::lock::UsualThreadLock;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// How much there is, the most there was, and how much there was altogether.
+/// A current amount, its peak, and the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
-    /// Now. Below 0 in a scope that freed more than it allocated.
+    /// The current amount. Negative in a scope that freed more than it allocated.
     pub current: i64,
-    /// The most that `current` was; at least 0.
+    /// The maximum of `current`; at least 0.
     pub peak: i64,
-    /// Everything that was added.
+    /// The sum of all amounts added.
     pub total: u64,
 }
 
-/// What a [`Counter`] is made of. Each change is one store, seldom two: others wait for as long as the lock is held.
+/// The state behind a [`Counter`]. Each change is one store, rarely two, to keep the lock held briefly.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     added: u64,
@@ -36,7 +36,7 @@ struct Sums {
 impl Sums {
     #[inline]
     fn current(&self) -> i64 {
-        // Layouts are never larger than `i64`; only sums of years could come near.
+        // Layouts are never larger than `i64`; only sums over years could come near its limit.
         self.added.wrapping_sub(self.taken) as i64
     }
 
@@ -78,7 +78,7 @@ impl Sums {
     }
 }
 
-/// Counts of bytes, as they were asked for, and of allocations. Allocations of no bytes are none.
+/// Counts of requested bytes and of allocations. Allocations of zero bytes are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
@@ -88,7 +88,7 @@ pub struct Statistics {
     pub allocations: Counter,
 }
 
-/// What [`Statistics`] are made of.
+/// The state behind [`Statistics`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     bytes: Sums,
@@ -138,12 +138,12 @@ impl fmt::Display for Statistics {
     }
 }
 
-/// Counts what goes through it: now, at most, and altogether; for all threads together, and for
-/// [scopes](Self::scope) of one thread.
+/// Counts allocations through it: current, peak and total, over all threads and in [scopes](Self::scope) of one
+/// thread.
 ///
-/// An allocation counts from when upstream has handed it out until it is about to go back there. So no count
-/// exceeds what is allocated at that moment, and no peak exceeds a [`LimitAdaptor`](crate::memory::LimitAdaptor) above
-/// or below.
+/// An allocation counts from when upstream has handed it out until just before it is freed to upstream. So no count
+/// exceeds what is allocated at that moment, and no peak exceeds a [`LimitAdaptor`](crate::memory::LimitAdaptor)
+/// above or below.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -165,7 +165,7 @@ impl fmt::Display for Statistics {
 /// ```
 pub struct StatisticsAdaptor<U> {
     upstream: U,
-    /// All in one, so that a peak is the peak of a sum that was.
+    /// Under one lock, so that a peak is the peak of an actual sum.
     counts: UsualThreadLock<Counts>,
 }
 
@@ -176,7 +176,7 @@ impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
 }
 
 impl<U: MemoryResource> StatisticsAdaptor<U> {
-    /// Counts what comes from `upstream`.
+    /// Counts allocations of `upstream`.
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
@@ -189,14 +189,14 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
         &self.upstream
     }
 
-    /// The counts, all of one moment. Nothing in a fork.
+    /// A consistent snapshot of the counts. All zero in a fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let counts = self.counts.lock_unless_forked().map(|counts| *counts);
         counts.unwrap_or_default().statistics()
     }
 
-    /// Sets the peaks back to what there is now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         if let Some(mut counts) = self.counts.lock_unless_forked() {
             counts.bytes.reset_peak();
@@ -204,11 +204,11 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
         }
     }
 
-    /// Counts from 0 what this thread does with this adaptor until the guard is dropped. Scopes may be
-    /// nested: the outer one counts what the inner one does.
+    /// Counts from 0 what this thread allocates and frees through this adaptor until the guard is dropped. Scopes
+    /// can be nested: the outer one includes the inner one.
     pub fn scope(&self) -> StatisticsScope<'_> {
         let number = NEXT.with(|next| next.replace(next.get() + 1));
-        // While the thread ends there is nowhere to count, and the scope counts nothing.
+        // While the thread exits, its thread-locals are gone, so the scope counts nothing.
         let _ = SCOPES.try_with(|scopes| {
             if let Ok(mut scopes) = scopes.try_borrow_mut() {
                 scopes.push(Scope {
@@ -246,7 +246,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     #[cold]
     fn count_in_scopes(&self, count: impl Fn(&mut Counts)) {
         let of = self.identity();
-        // Of a thread that ends, nobody asks any more.
+        // Nothing reads the counts of an exiting thread.
         let _ = SCOPES.try_with(|scopes| {
             if let Ok(mut scopes) = scopes.try_borrow_mut() {
                 for scope in scopes.iter_mut().filter(|scope| scope.of == of) {
@@ -307,9 +307,9 @@ unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
     from_upstream!();
 }
 
-/// Counts of one thread, until it is dropped. From [`StatisticsAdaptor::scope`].
+/// A guard that counts for one thread until it is dropped. From [`StatisticsAdaptor::scope`].
 ///
-/// It is of the thread that opened it:
+/// It cannot leave the thread that opened it:
 ///
 /// ```compile_fail,E0277
 /// # fn example(counted: &cuda_mem::memory::StatisticsAdaptor<cuda_mem::MemoryPool>) {
@@ -342,7 +342,7 @@ impl StatisticsScope<'_> {
 
 impl Drop for StatisticsScope<'_> {
     fn drop(&mut self) {
-        // Of a thread that ends, nothing is left to remove.
+        // An exiting thread has nothing left to remove.
         let _ = SCOPES.try_with(|scopes| {
             if let Ok(mut scopes) = scopes.try_borrow_mut() {
                 scopes.retain(|scope| scope.number != self.number);

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number of the calling thread, counted from 1 in the order in which threads first ask.
+/// The number of the calling thread, counted from 1 in the order in which threads first call this.
 #[inline]
 pub(super) fn number() -> u64 {
     thread_local! {

@@ -1,4 +1,4 @@
-//! Knowing what is alive, and who allocated it.
+//! Tracking live allocations and their origins.
 
 use super::debug_over;
 use std::alloc::Layout;
@@ -18,10 +18,10 @@ use crate::base::table::Shards;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Remembers every live allocation, and the place in the program that it is for.
+/// Records every live allocation and the place in the program that made it.
 ///
-/// The place is the line that called the function of this crate that allocates. Whole backtraces are
-/// taken on request; they cost microseconds.
+/// The place is the line that called this crate's allocating function. Full backtraces are captured on request;
+/// each costs microseconds.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -43,12 +43,12 @@ use crate::stream::Stream;
 pub struct TrackingAdaptor<U> {
     upstream: U,
     live: Shards<Record>,
-    /// Apart, so that those who want none do not pay for them.
+    /// Stored separately, so that programs without backtraces do not pay for them.
     backtraces: Option<Shards<Arc<Backtrace>>>,
     unknown: AtomicU64,
 }
 
-/// What is remembered of an allocation.
+/// The record of an allocation.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     bytes: usize,
@@ -56,19 +56,19 @@ struct Record {
     origin: &'static Location<'static>,
 }
 
-/// An allocation that was not given back. From [`TrackingAdaptor::live`].
+/// An allocation that has not been freed. From [`TrackingAdaptor::live`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LiveAllocation {
-    /// Where it is.
+    /// Its address.
     pub address: CUdeviceptr,
-    /// Bytes that were asked for.
+    /// The requested bytes.
     pub bytes: usize,
-    /// A number of the thread that allocated, counted from 1 in the order in which threads come here.
+    /// The number of the allocating thread, counted from 1 in order of first use.
     pub thread: u64,
     /// The line of the program that allocated.
     pub origin: &'static Location<'static>,
-    /// The way there, if backtraces are taken.
+    /// The backtrace, if enabled.
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for LiveAllocation {
 }
 
 impl<U: MemoryResource> TrackingAdaptor<U> {
-    /// Remembers what comes from `upstream`, with the line that asked for it.
+    /// Tracks allocations of `upstream`, with the line that requested each.
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
@@ -97,7 +97,7 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
         }
     }
 
-    /// Takes a backtrace of each allocation besides.
+    /// Also captures a backtrace of each allocation.
     #[must_use]
     pub fn with_backtraces(self) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
         &self.upstream
     }
 
-    /// What is alive, by address. Not one moment's picture while other threads are at work.
+    /// The live allocations, by address. Not a consistent snapshot while other threads allocate or free.
     #[must_use]
     pub fn live(&self) -> Vec<LiveAllocation> {
         let mut live = Vec::with_capacity(self.live.len());
@@ -137,13 +137,13 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
         live
     }
 
-    /// How many allocations are alive.
+    /// The number of live allocations.
     #[must_use]
     pub fn live_count(&self) -> usize {
         self.live.len()
     }
 
-    /// How often memory was given back that had not come from here. It went on to upstream.
+    /// The number of frees of memory that did not come from this adaptor. They are passed on to upstream.
     #[must_use]
     pub fn unknown_count(&self) -> u64 {
         self.unknown.load(Ordering::Relaxed)

@@ -19,16 +19,16 @@ use crate::memory::{reclaim, resource};
 use crate::stream::Stream;
 
 impl Pool {
-    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
+    /// Allocates `len` elements in the order of `stream`. Their contents are unspecified. Needs CUDA 11.2.
     ///
-    /// One driver call, and no heap allocation. Zero elements, or elements of no size, need no call at
-    /// all. Does not synchronise.
+    /// Takes one driver call and no heap allocation; zero elements, or zero-sized elements, need no call. Does not
+    /// synchronise.
     ///
     /// # Errors
     ///
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream is of a
-    /// device that has no [access](Self::access) to the pool.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream's device has no
+    /// [access](Self::access) to the pool.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -60,8 +60,8 @@ impl Pool {
         })
     }
 
-    /// The memory of a buffer, without the buffer: whoever asks has to free it. Compiled once, with all that it is made
-    /// of.
+    /// The memory of a buffer, without the buffer: the caller has to free it. Not generic, so it is compiled only
+    /// once.
     pub(super) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
         if bytes == 0 || bytes >= TOO_MUCH {
             return self.answer_for_the_driver(stream, bytes);
@@ -72,14 +72,16 @@ impl Pool {
             Some(Ok(address)) => address,
             refused => self.ask_thoroughly(stream, bytes, refused)?,
         };
-        // Again: access is taken while no memory is handed out, which may have been so until just now.
+        // Checked again: access may be revoked while no memory is handed out, which may have been the case until
+        // just now.
         if !self.is_in_reach(place) {
             return self.reached_or_free(address, stream);
         }
         Ok(address)
     }
 
-    /// Asks the driver, where nothing has to be found out before. `None` elsewhere. In a fork the call itself is refused.
+    /// Asks the driver directly if no checks are needed before; otherwise `None`. In a fork the call itself is
+    /// refused.
     #[inline(always)]
     fn ask_plainly(
         &self,
@@ -95,7 +97,7 @@ impl Pool {
         Some(unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) })
     }
 
-    /// Asks the driver, unless it has refused already, and once more if others gave memory back.
+    /// Asks the driver, unless it has refused already, and retries once if other resources released memory.
     #[cold]
     #[inline(never)]
     fn ask_thoroughly(
@@ -127,7 +129,7 @@ impl Pool {
             .map_err(|error| explain(error, bytes, self, stream))
     }
 
-    /// No bytes, or more than there can be.
+    /// Handles zero bytes, and more than any machine can have.
     #[cold]
     #[inline(never)]
     fn answer_for_the_driver(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
@@ -139,7 +141,7 @@ impl Pool {
         Err(error.and_memory(|memory| *memory = report(bytes, self, stream)))
     }
 
-    /// The memory again, if the stream's device still has access to it.
+    /// Returns the memory if the stream's device still has access to it, and frees it otherwise.
     #[cold]
     fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
         let reached = stream.as_ref().require_reach(self);
@@ -154,7 +156,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`alloc`](Self::alloc).
+    /// Same as [`alloc`](Self::alloc).
     #[doc(alias = "cuMemsetD8Async")]
     #[track_caller]
     pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
@@ -168,7 +170,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    /// Same as [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
     #[track_caller]
     pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
         let mut buffer = self.alloc(stream, from.len())?;
@@ -178,13 +180,13 @@ impl Pool {
 }
 
 impl Stream {
-    /// Allocates `len` elements from the pool that is current on the stream's device, whoever made it, in
-    /// the order of this stream. Their content is arbitrary. For memory that is to come from another
-    /// library's pool; else [`Pool::alloc`] says where it comes from. Needs CUDA 11.2.
+    /// Allocates `len` elements in the order of this stream, from the current pool of the stream's device, even if
+    /// another library created that pool. Their contents are unspecified. To choose the pool, use [`Pool::alloc`].
+    /// Needs CUDA 11.2.
     ///
     /// # Errors
     ///
-    /// As [`Pool::alloc`]; out of memory has no numbers of the pool.
+    /// Same as [`Pool::alloc`], but an out-of-memory error has no numbers of the pool.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -241,7 +243,7 @@ impl Stream {
     }
 }
 
-/// The bytes of so many elements.
+/// The size of `len` elements in bytes.
 #[inline]
 pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
     len.checked_mul(size_of::<T>())
@@ -255,7 +257,7 @@ pub(super) fn too_large(len: usize, size: usize) -> Error {
     ))
 }
 
-/// Adds the numbers to an out-of-memory answer. They may fail too, and are left out then.
+/// Adds the numbers to an out-of-memory error. If querying them fails, they are left out.
 #[cold]
 fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
     error
@@ -282,8 +284,8 @@ fn report(bytes: usize, pool: &Pool, stream: &Stream) -> OutOfMemory {
     }
 }
 
-/// What no machine has, in bytes: its addresses have 57 bits at most. The driver is not asked for so much: it has given memory for a
-/// size near 2^63, at an address that was none (R173).
+/// More bytes than any machine has: addresses have 57 bits at most. The driver is not asked for this much: for a
+/// size near 2^63 it has returned success with an invalid address (R173).
 const TOO_MUCH: usize = 1 << 57;
 
 /// Out of memory, without asking the driver.

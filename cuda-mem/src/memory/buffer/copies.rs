@@ -12,7 +12,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.wait_for_pending_uses()?;
@@ -23,7 +23,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         self.wait_for_pending_uses()?;
@@ -34,7 +34,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn zero(&mut self) -> Result<()> {
         self.fill_bytes(0)
@@ -45,8 +45,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; else as the driver
-    /// answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.wait_for_pending_uses()?;
@@ -57,7 +56,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from`](Self::copy_from).
+    /// Same as [`copy_from`](Self::copy_from).
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.wait_for_writers()?;
@@ -68,21 +67,21 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.wait_for_writers()?;
         self.span().to_vec()
     }
 
-    /// Submits a copy of another buffer of the same length, in the order of both streams. Does not
-    /// synchronise, unless both are memory of the host: those the driver copies on the host, when the
-    /// stream has come there. The buffers may be on two devices, whether those reach each other or not.
+    /// Submits a copy of another buffer of the same length, in the order of both streams. Does not synchronise,
+    /// unless both are host memory: the driver copies that on the host, once the stream reaches the copy. The
+    /// buffers may be on two devices, with or without peer access.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ or the buffers belong to two
-    /// drivers; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ or the buffers belong to two drivers;
+    /// otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -102,8 +101,8 @@ impl<T: Pod> DeviceBuffer<T> {
         self.copy_part_from_buffer(0, from)
     }
 
-    /// The contexts of both buffers' memory, if not all of it is of the device that copies. Then the call
-    /// that needs no access serves.
+    /// The contexts of both buffers, unless all memory belongs to the copying device. With these contexts, the copy
+    /// uses a call that needs no peer access.
     pub(super) fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
         let (ours, theirs) = (self.device?, from.device?);
         let copies = self.stream.device();

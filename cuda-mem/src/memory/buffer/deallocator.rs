@@ -1,4 +1,4 @@
-//! Who takes a buffer's memory back, where that is not simply the driver.
+//! What frees a buffer's memory: the driver, a resource or an external owner.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -18,46 +18,46 @@ use crate::memory::resource::{Handle, MemoryResource};
 use crate::stream::deferred::ResourceCall;
 use crate::stream::{Stream, StreamRef};
 
-/// Who takes a buffer's memory back.
+/// What frees a buffer's memory.
 pub(super) enum Deallocator {
     /// The driver, in the order of the stream.
     Driver,
-    /// The resource that it came from, as this layout.
+    /// The resource that it came from, with this layout.
     Resource(Held<Handle>, Layout),
-    /// An owner who is told that the buffer is at its end.
+    /// An owner that is notified when the buffer ends.
     External(Box<dyn ExternalOwner>),
 }
 
-/// Keeps memory that is not a buffer's to free, such as another process's.
+/// Owns memory that a buffer must not free itself, such as memory of another process.
 pub(crate) trait ExternalOwner: Send + Sync {
-    /// Waits for the stream, if the end is in no stream's order. Answers whether it did: then this is dropped, and
-    /// not released. After an error it stays.
+    /// Waits for the stream, if the release cannot be stream-ordered. Returns whether it waited: if so, the owner
+    /// is dropped instead of released. After an error it is kept.
     fn wait(&self, _: StreamRef<'_>) -> Result<bool> {
         Ok(false)
     }
 
-    /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
-    /// memory, work that is there already may still use it.
+    /// Called when the buffer ends. Work submitted to `stream` from now on runs after every use of the memory; work
+    /// already submitted may still use it.
     fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
 
-    /// The number by which another process knows the loan, if it is one.
+    /// The number that identifies the loan to another process, if this is one.
     fn loan_number(&self) -> Option<u64> {
         None
     }
 
-    /// Another process could not be given the memory back, and why; `None` if that is tried anew.
+    /// Records why returning the memory to another process failed; `None` if it is being retried.
     fn note_failed_return(&self, _failure: Option<String>) {}
 
-    /// The memory cannot be released, and nothing will try to again.
+    /// The memory cannot be released, and there will be no further attempt.
     fn abandon(&self) {}
 
-    /// Whether threads of the host may read and write so many bytes at the buffer's address; `None` if that follows from
+    /// Whether host threads may read and write this many bytes at the buffer's address; `None` if that follows from
     /// the kind of memory.
     fn is_open_to_host(&self, _bytes: usize) -> Option<bool> {
         None
     }
 
-    /// How many bytes the memory has, if that is more than the buffer shows.
+    /// The size of the memory in bytes, if that is more than the buffer's length.
     fn room_bytes(&self) -> Option<usize> {
         None
     }
@@ -72,7 +72,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// How many elements the memory has room for, which may be more than the buffer shows.
+    /// The capacity of the memory in elements, which may exceed the buffer's length.
     pub(crate) fn room(&self) -> usize {
         match &*self.deallocator {
             // Elements of no size need none.
@@ -85,30 +85,30 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Shows so many of the elements that there is room for.
+    /// Sets the buffer's length, within the capacity.
     pub(crate) fn set_len(&mut self, len: usize) {
         debug_assert!(len <= self.room());
         self.len = len;
     }
 
-    /// The memory is another device's now, or the host's.
+    /// Records that the memory now belongs to another device, or to the host.
     pub(crate) fn set_device(&mut self, device: Option<Device>) {
         self.device = device;
     }
 
-    /// Gives the memory back to the driver, or to its resource, and lets go of that, if nothing special is to be done: the
-    /// end of nearly all buffers. Returns whether it did.
+    /// Frees the memory to the driver, or to its resource and then drops that, if this needs no special handling,
+    /// as for nearly all buffers. Returns whether it did.
     ///
     /// # Safety
     ///
-    /// For the destructor: afterwards nothing but the stream may be used, not even for its end.
+    /// For the destructor: afterwards no field but the stream may be used, nor dropped.
     #[inline(always)]
     pub(super) unsafe fn end_plainly(&mut self) -> bool {
         if self.address == 0 || ledger::is_on() || !self.pending_uses.get_mut().is_empty() {
             return false;
         }
         if matches!(*self.deallocator, Deallocator::Driver) {
-            // SAFETY: as in `free_in_order`: nobody is pending_uses a wait.
+            // SAFETY: as in `free_in_order`: no use is pending.
             if let Err(error) = unsafe { free_plainly(self.address, &self.stream) } {
                 self.not_freed(error);
             }
@@ -117,7 +117,7 @@ impl<T: Pod> DeviceBuffer<T> {
         {
             // SAFETY: as in `give_back_memory`.
             match unsafe { give_back_plainly(&***resource, self.address, *layout, &self.stream) } {
-                // Where it is: a copy of all that a deallocator may be would take longer than the rest.
+                // In place: moving the whole deallocator out would take longer than the rest.
                 //
                 // SAFETY: nobody uses it any more, as the caller vouches.
                 Ok(()) => unsafe { ptr::drop_in_place(resource) },
@@ -146,7 +146,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.end(|buffer| buffer.free_otherwise(error));
     }
 
-    /// Gives the memory back to its deallocator, and lets go of that. The pending_uses are settled.
+    /// Returns the memory to its deallocator and drops that. The pending uses have been waited for.
     pub(super) fn give_back_memory(&mut self) -> Result<()> {
         if self.address == 0 && !matches!(*self.deallocator, Deallocator::External(_)) {
             *self.deallocator = Deallocator::Driver;
@@ -155,7 +155,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let elsewhere = self.stream.is_foreign().then(|| self.past_foreign());
         let elsewhere = elsewhere.transpose()?;
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
-        // A captured stream takes no part in the end of memory that is not the graph's; the deallocator stays.
+        // A captured stream cannot free memory that does not belong to the graph; the deallocator stays.
         stream.as_ref().refuse_recorded()?;
         if let Deallocator::External(owner) = &*self.deallocator
             && owner.wait(stream.as_ref())?
@@ -171,10 +171,10 @@ impl<T: Pod> DeviceBuffer<T> {
                 owner.release(stream)
             }
             Deallocator::Resource(resource, layout) => {
-                // Out of hand before the call, so that nothing is freed twice whatever it does.
+                // Taken before the call, so that nothing is freed twice, whatever the call does.
                 let address = std::mem::take(&mut self.address);
-                // SAFETY: the memory came from there as this layout, and every stream that used it was
-                // made to be waited for by the buffer's own, which this is or which was waited for.
+                // SAFETY: the memory came from there as this layout, and the buffer's own stream waits for every
+                // stream that used it, and this is that stream or one past it.
                 let freed = unsafe { give_back(&**resource, address, layout, stream) };
                 if took_effect(&freed) {
                     stream.release_deferred();
@@ -187,7 +187,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Gives the memory back to its resource in the order of the buffer's stream, and after what is in others.
+    /// Returns the memory to its resource in the order of the buffer's stream, and after the work in `others`.
     pub(super) fn release_after(&mut self, others: &[&Stream]) -> Result<()> {
         if self.address == 0 {
             return Ok(());
@@ -203,8 +203,8 @@ impl<T: Pod> DeviceBuffer<T> {
         // As in `give_back_memory` and `release_listed`.
         let ended = item.as_ref().map(ledger::remove);
         let address = std::mem::take(&mut self.address);
-        // SAFETY: the memory came from there as this layout. Streams that used it through this crate were made to be waited
-        // for by the buffer's own; the caller of unsafe code names the others.
+        // SAFETY: the memory came from there as this layout. The buffer's own stream waits for all streams that
+        // used it through this crate; the caller of unsafe code names the others.
         let call = || unsafe { resource.deallocate_after(address, layout, &self.stream, others) };
         let freed = apart(&&**resource, call);
         if took_effect(&freed) {
@@ -219,8 +219,8 @@ impl<T: Pod> DeviceBuffer<T> {
         freed
     }
 
-    /// Nothing here can be ordered with another thread's own stream, so the host waits, and then any stream
-    /// will do.
+    /// Work cannot be ordered with another thread's per-thread stream, so the host waits, and then any stream will
+    /// do.
     #[cold]
     fn past_foreign(&self) -> Result<Stream> {
         self.stream.as_ref().wait_unless_captured()?;
@@ -228,11 +228,11 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 }
 
-/// Gives memory back to a resource. A panic there becomes an error, because this may be a destructor.
+/// Returns memory to a resource. A panic there becomes an error, because this may run in a destructor.
 ///
 /// # Safety
 ///
-/// As [`MemoryResource::deallocate`].
+/// Same as [`MemoryResource::deallocate`].
 #[inline(always)]
 pub(crate) unsafe fn give_back(
     resource: &dyn MemoryResource,
@@ -245,11 +245,11 @@ pub(crate) unsafe fn give_back(
     caught(call).unwrap_or_else(|| Err(panicked(&resource)))
 }
 
-/// As [`give_back`], and then releases what had to wait for the stream. Compiled once, with all that it is made of.
+/// Like [`give_back`], and then runs the stream's deferred releases. Not generic, so it is compiled only once.
 ///
 /// # Safety
 ///
-/// As [`MemoryResource::deallocate`].
+/// Same as [`MemoryResource::deallocate`].
 unsafe fn give_back_plainly(
     resource: &dyn MemoryResource,
     address: CUdeviceptr,
@@ -262,11 +262,11 @@ unsafe fn give_back_plainly(
     Ok(())
 }
 
-/// Frees in the order of a stream, and then releases what had to wait for it.
+/// Frees in the order of a stream, and then runs the stream's deferred releases.
 ///
 /// # Safety
 ///
-/// As [`raw::alloc::free`].
+/// Same as [`raw::alloc::free`].
 #[inline(always)]
 unsafe fn free_plainly(address: CUdeviceptr, stream: &Stream) -> Result<()> {
     // SAFETY: the caller's. A default stream's context is current (R8).
@@ -276,12 +276,12 @@ unsafe fn free_plainly(address: CUdeviceptr, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// Calls somebody who gets memory back.
+/// Calls the code that takes memory back.
 pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> Result<()> {
     caught(call).unwrap_or_else(|| Err(panicked(who)))
 }
 
-/// The answer of somebody who gets memory back; none if they panic.
+/// The result of the code that takes memory back; `None` if it panics.
 #[inline(always)]
 fn caught(call: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
     let _inside = ResourceCall::enter();

@@ -1,9 +1,9 @@
-//! Freeing while somebody captures a stream into a graph.
+//! Freeing while a stream is captured into a graph.
 //!
-//! Measured: a free in a captured stream answers INVALID_VALUE for memory that is no graph's, and has
-//! no effect, neither on the memory nor on the capture. A free in another stream answers
-//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
-//! the capture is relaxed or the thread has said that it knows what it does.
+//! Measured: a free in a captured stream returns INVALID_VALUE for memory that does not belong to a graph, and has
+//! no effect, neither on the memory nor on the capture. A free in another stream returns
+//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and invalidates the capture, unless the capture or the
+//! thread is in relaxed capture mode.
 
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
@@ -22,10 +22,10 @@ use crate::stream::{OrderedRelease, Stream, StreamRef};
 /// Memory of a buffer that was dropped while its stream was captured.
 struct DeferredFree {
     address: CUdeviceptr,
-    /// `None` when the memory is not there any more.
+    /// `None` once the memory is gone.
     deallocator: Option<Deallocator>,
     pending_uses: PendingUses,
-    /// In the ledger the memory stays until it is given back.
+    /// The memory stays in the ledger until it is freed.
     item: Option<Item>,
     /// When the buffer was dropped.
     epoch: u64,
@@ -60,7 +60,7 @@ impl OrderedRelease for DeferredFree {
 impl DeferredFree {
     fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
         if stream.is_foreign() {
-            // The last handle is going. After the wait, this thread's own stream serves as well.
+            // The last handle is being dropped. After the wait, this thread's own stream can be used instead.
             stream.wait_foreign()?;
             return self.give_back(stream.context().per_thread_stream().as_ref());
         }
@@ -83,7 +83,7 @@ impl DeferredFree {
         given
     }
 
-    /// Sends the memory deallocator, which comes back if the memory is still there.
+    /// Frees the memory through its deallocator, which is returned if the memory was not freed.
     fn send(
         &self,
         deallocator: Deallocator,
@@ -95,7 +95,7 @@ impl DeferredFree {
         };
         match (deallocator, after) {
             (Deallocator::External(owner), after) => {
-                // An owner's destructor, in a call that has nothing to do with it.
+                // An owner's destructor runs here, in an unrelated call.
                 let end = || match after {
                     Some(after) => owner.release(&after),
                     None => {
@@ -106,15 +106,15 @@ impl DeferredFree {
                 (apart(&"an owner", end), None)
             }
             (Deallocator::Resource(resource, layout), Some(after)) => {
-                // SAFETY: the buffer that had the address is gone, its pending_uses are paid just now, and the new
-                // stream waits for its own.
+                // SAFETY: the buffer that had the address is gone, its pending uses have just been waited for, and
+                // the new stream waits for its own.
                 let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
                 let left =
                     (!took_effect(&freed)).then_some(Deallocator::Resource(resource, layout));
                 (freed, left)
             }
             (deallocator, _) => {
-                // SAFETY: the buffer that had the address is gone, and its pending_uses are paid just now.
+                // SAFETY: the buffer that had the address is gone, and its pending uses have just been waited for.
                 let freed = unsafe { free_harmlessly(self.address, stream) };
                 let left = (!took_effect(&freed)).then_some(deallocator);
                 (freed.map_err(|error| explain_refusal(error, stream)), left)
@@ -123,8 +123,8 @@ impl DeferredFree {
     }
 }
 
-/// A stream behind everything in this one, if the deallocator takes memory back in the order of a stream that it may keep:
-/// the last handle of this one may be going just now.
+/// A stream that waits for everything in this one, if the deallocator frees in the order of a stream that it may
+/// keep: the last handle of this one may be about to be dropped.
 fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stream>> {
     let needs_none = match deallocator {
         Deallocator::Driver => true,
@@ -143,7 +143,7 @@ fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stre
 
 /// # Safety
 ///
-/// As [`raw::alloc::free`].
+/// Same as [`raw::alloc::free`].
 unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let open = stream.submit()?;
     // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
@@ -160,13 +160,13 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Everything that is done with the memory from now on waits for `stream`, and so does its free.
+    /// Every later use of the memory waits for `stream`, and so does its free.
     pub(crate) fn note_use_by(&self, stream: &Stream) {
         self.note_pending_use(stream, false);
     }
 
-    /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
-    /// way that disturbs none, and if that is not enough, the error says so.
+    /// The driver refused a free. The cause may be another capture: the free is retried in a way that disturbs no
+    /// capture, and if that fails too, the error says so.
     #[cold]
     pub(super) fn free_refused(&self, error: Error) -> Result<()> {
         let stream = self.stream.as_ref();
@@ -178,7 +178,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Err(explain_refusal(error, stream))
     }
 
-    /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
+    /// Hands the memory to the stream, to be freed after the capture that prevents it now.
     #[cold]
     pub(super) fn defer_free(&mut self, error: Error) -> Result<()> {
         let is_kept = matches!(*self.deallocator, Deallocator::External(_));

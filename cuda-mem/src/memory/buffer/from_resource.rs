@@ -29,15 +29,14 @@ use crate::stream::deferred::ResourceCall;
 use crate::stream::recording;
 
 impl Resource {
-    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. The buffer keeps the
-    /// resource. Zero elements, or elements of no size, ask nobody. Does not synchronise, unless the
-    /// resource says so of itself.
+    /// Allocates `len` elements in the order of `stream`. Their contents are unspecified. The buffer keeps the
+    /// resource alive. Zero elements, or zero-sized elements, need no call of the resource. Does not synchronise,
+    /// unless the resource documents that it does.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows or the stream's device does
-    /// not reach the memory; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the resource
-    /// answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows or the stream's device cannot access
+    /// the memory; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); otherwise any error from the resource.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -64,7 +63,7 @@ impl Resource {
         })
     }
 
-    /// The memory of a buffer, without the buffer. Compiled once, with all that it is made of.
+    /// The memory of a buffer, without the buffer. Not generic, so it is compiled only once.
     #[track_caller]
     fn alloc_bytes(&self, stream: &Stream, layout: Layout) -> Result<CUdeviceptr> {
         let address = if layout.size() == 0 {
@@ -87,7 +86,7 @@ impl Resource {
     ///
     /// # Errors
     ///
-    /// As [`alloc`](Self::alloc).
+    /// Same as [`alloc`](Self::alloc).
     #[doc(alias = "cuMemsetD8Async")]
     #[track_caller]
     pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
@@ -101,7 +100,7 @@ impl Resource {
     ///
     /// # Errors
     ///
-    /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    /// Same as [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
     #[track_caller]
     pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
         let mut buffer = self.alloc(stream, from.len())?;
@@ -110,7 +109,7 @@ impl Resource {
     }
 }
 
-/// The layout of so many elements.
+/// The layout of `len` elements.
 #[inline]
 fn layout_of<T>(len: usize) -> Result<Layout> {
     let alignment = align_of::<T>().max(RESOURCE_ALIGNMENT);
@@ -125,7 +124,7 @@ unsafe impl MemoryResource for Pool {
     #[inline]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_alignment(self, layout)?;
-        // Whoever calls this may be a resource that holds a lock.
+        // The caller may be a resource that holds a lock.
         let _inside = ResourceCall::enter();
         self.alloc_bytes(stream, layout.size())
     }
@@ -145,7 +144,7 @@ unsafe impl MemoryResource for Pool {
         // SAFETY: the address is this pool's and the caller's to free in this stream.
         let mut buffer = unsafe { DeviceBuffer::<u8>::taken(stream, address, layout.size()) };
         let freed = buffer.release_memory();
-        // If that failed it stays the caller's; its owner here must not free it after all.
+        // On failure the memory stays with the caller, so this buffer must not free it.
         buffer.address = 0;
         freed
     }
@@ -157,9 +156,9 @@ unsafe impl MemoryResource for Pool {
             (Location::Host | Location::HostNuma(_), _) => MemoryKind::Host,
             _ => MemoryKind::Device,
         };
-        // A device that the driver does not answer for counts as one that does not reach it.
+        // If the driver returns an error for a device, the device counts as one without access.
         let ask = |device: &Device| {
-            // Else it would make a capture worthless (R110, R113).
+            // Otherwise it would invalidate a capture (R110, R113).
             recording::relaxed_while_capturing(driver.table(), || self.access(device))
         };
         let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
@@ -186,7 +185,7 @@ unsafe impl MemoryResource for Pool {
 
 forward!(<> MemoryPool, <> DefaultPool);
 
-/// A pool's handle as a resource's.
+/// Converts a pool handle into a resource handle.
 macro_rules! handles {
     ($($pool:ty),*) => {$(
         impl From<$pool> for Resource {

@@ -1,4 +1,4 @@
-//! Memory of a buffer as a slice of the host, for the types that know that the host reaches it.
+//! Memory of a buffer as a host slice, for types whose memory the host can access.
 
 use std::ptr::NonNull;
 
@@ -8,8 +8,8 @@ use super::DeviceBuffer;
 use crate::base::error::Result;
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// The elements, for the host to read. Synchronises the stream, after it waits for what other streams still
-    /// write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    /// The elements, for the host to read. Makes the stream wait for writes of other streams, then synchronises it.
+    /// While the slice is borrowed nothing writes to the buffer; devices may read it too.
     ///
     /// # Safety
     ///
@@ -24,12 +24,12 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(unsafe { std::slice::from_raw_parts(self.first().as_ptr(), self.len) })
     }
 
-    /// The elements, for the host to change. Synchronises the stream, after it waits for other streams that still
-    /// use the buffer. While the slice is borrowed nobody else uses the buffer.
+    /// The elements, for the host to change. Makes the stream wait for other streams that still use the buffer,
+    /// then synchronises it. While the slice is borrowed, nothing else uses the buffer.
     ///
     /// # Safety
     ///
-    /// As [`host_slice`](Self::host_slice).
+    /// Same as [`host_slice`](Self::host_slice).
     pub(crate) unsafe fn host_slice_mut(&mut self) -> Result<&mut [T]> {
         self.wait_for_pending_uses()?;
         self.wait_for_stream()?;
@@ -37,13 +37,13 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.first().as_ptr(), self.len) })
     }
 
-    /// Where the host finds the first element. Without memory, a place for no bytes.
+    /// The host address of the first element; dangling if there is no memory.
     fn first(&self) -> NonNull<T> {
         let first = std::ptr::with_exposed_provenance_mut(self.address as usize);
         NonNull::new(first).unwrap_or(NonNull::dangling())
     }
 
-    /// Waits for the stream. Nobody's capture is disturbed: if it is that of the stream itself, that is the error.
+    /// Waits for the stream without disturbing any capture. Returns an error if the stream itself is captured.
     pub(crate) fn wait_for_stream(&self) -> Result<()> {
         if self.address == 0 {
             return Ok(());

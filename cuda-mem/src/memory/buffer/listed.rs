@@ -21,7 +21,7 @@ fn item(kind: LedgerKind, address: CUdeviceptr, bytes: usize, stream: StreamRef<
         .bytes(bytes)
 }
 
-/// What a resource's memory is listed as. In a destructor too, so a panic there ends here.
+/// The kind under which a resource's memory is listed. Also called in a destructor, so panics are caught here.
 pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
     let ask = || resource.memory_properties().kind;
     match catch_unwind(AssertUnwindSafe(ask)) {
@@ -30,7 +30,8 @@ pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
     }
 }
 
-/// What memory with this deallocator is listed as. The driver's own is a buffer, also that of a managed pool.
+/// The kind under which memory with this deallocator is listed. Memory freed by the driver is listed as a buffer,
+/// even that of a managed pool.
 pub(super) fn kind_of(deallocator: &Deallocator) -> LedgerKind {
     match deallocator {
         Deallocator::Resource(resource, _) => kind_from(&***resource),
@@ -38,8 +39,8 @@ pub(super) fn kind_of(deallocator: &Deallocator) -> LedgerKind {
     }
 }
 
-/// Notes memory that becomes a buffer's. Before there is the buffer: one whose address was taken would be
-/// copied into its place.
+/// Records memory for a buffer, before the buffer is constructed: a buffer whose address had been taken would have
+/// to be copied into its place.
 #[cold]
 #[track_caller]
 pub(super) fn insert(
@@ -55,7 +56,7 @@ pub(super) fn insert(
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Bytes that go back at the end: there may be room for more than the buffer shows.
+    /// The bytes that are freed with the buffer: the capacity, which may exceed its length.
     pub(super) fn held_bytes(&self) -> usize {
         match &*self.deallocator {
             Deallocator::Resource(_, layout) => layout.size(),
@@ -63,7 +64,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// What the ledger lists: memory that is the buffer's to give back.
+    /// The ledger entry: memory that the buffer must free.
     pub(super) fn item(&self) -> Option<Item> {
         if self.address == 0 || matches!(*self.deallocator, Deallocator::External(_)) {
             return None;
@@ -78,7 +79,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Some(item.on(self.device))
     }
 
-    /// The memory goes out of hand.
+    /// Removes the memory from the ledger, because its ownership is released.
     #[cold]
     pub(super) fn leave_ledger(&self) {
         if let Some(item) = self.item() {
@@ -86,13 +87,13 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// As [`release_memory`](Self::release_memory), and the ledger is told.
+    /// Like [`release_memory`](Self::release_memory), and updates the ledger.
     #[cold]
     pub(super) fn release_listed(&mut self) -> Result<()> {
         let Some(item) = self.item() else {
             return self.release_memory();
         };
-        // Before the memory goes: from then on another thread may get the same address.
+        // Before the memory is freed: from then on another thread may get the same address.
         let ended = ledger::remove(&item);
         let released = self.release_memory();
         if self.address != 0 {

@@ -15,18 +15,17 @@ use crate::stream::context::Context;
 use crate::stream::join::order;
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Lends the buffer to `other`: everything that comes to `other` from now on waits for what is
-    /// in the buffer's own stream, and when the guard is dropped the buffer's stream waits for
-    /// `other`. The host never waits. On the buffer's own stream this costs nothing; elsewhere it
-    /// is two driver calls at each end.
+    /// Lends the buffer to `other`: all work submitted to `other` from now on waits for the work now in the
+    /// buffer's own stream, and when the guard is dropped, the buffer's stream waits for `other`. The host never
+    /// waits. Lending to the buffer's own stream costs nothing; otherwise each end is two driver calls.
     ///
-    /// If the guard is leaked, or its last wait fails, the buffer remembers and waits before its
-    /// next use, also before it is freed.
+    /// If the guard is leaked, or its final wait fails, the buffer waits before its next use instead, and before it
+    /// is freed.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `other` is of a device that has no access to
-    /// the memory; else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of `other` has no access to the memory;
+    /// otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -71,15 +70,15 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// `Ok` if work on the stream's device may touch the memory.
+    /// `Ok` if the stream's device can access the memory.
     pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
         self.require_reach_in(other.context())
     }
 
-    /// `Ok` if work in this context may touch the memory. One driver call, unless it is the buffer's own context.
+    /// `Ok` if work in this context can access the memory. One driver call, unless it is the buffer's own context.
     pub(crate) fn require_reach_in(&self, other: &Context) -> Result<()> {
         let (ours, theirs) = (self.stream.device(), other.device());
-        // Plain memory may be one context's alone, though both are of one device.
+        // Memory without a pool may be accessible in one context only, even if both contexts are on one device.
         if self.stream.context() == other || self.address == 0 && ours.driver() == theirs.driver() {
             return Ok(());
         }
@@ -123,13 +122,13 @@ impl<T: Pod> Loan<'_, T> {
         self.buffer.len == 0
     }
 
-    /// The stream that has the buffer now.
+    /// The stream that the buffer is lent to.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.stream
     }
 
-    /// The address on the device, to be used in the order of [`stream`](Self::stream).
+    /// The device address, to be used in the order of [`stream`](Self::stream).
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.buffer.address
@@ -139,7 +138,7 @@ impl<T: Pod> Loan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::fill`].
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.span().fill(value)
@@ -149,7 +148,7 @@ impl<T: Pod> Loan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::fill_bytes`].
     #[doc(alias = "cuMemsetD8Async")]
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         self.span().fill_bytes(value)
@@ -159,7 +158,7 @@ impl<T: Pod> Loan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::zero`].
     #[doc(alias = "cuMemsetD8Async")]
     pub fn zero(&mut self) -> Result<()> {
         self.fill_bytes(0)
@@ -169,7 +168,7 @@ impl<T: Pod> Loan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::copy_from`].
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.span().copy_from(from)
@@ -179,7 +178,7 @@ impl<T: Pod> Loan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::copy_to`].
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.span().copy_to(to)
@@ -194,7 +193,7 @@ impl<T: Pod> Loan<'_, T> {
 
 impl<T: Pod> Drop for Loan<'_, T> {
     fn drop(&mut self) {
-        // On failure the buffer still owes the wait, and pays before its next use.
+        // On failure the wait stays pending, and is made before the buffer's next use.
         report::release("loan", || self.buffer.wait_for_pending_uses());
     }
 }

@@ -1,4 +1,4 @@
-//! Buffers: device memory that a stream's order gives and takes back.
+//! Buffers: device memory allocated and freed in stream order.
 
 mod alloc;
 mod copies;
@@ -44,16 +44,16 @@ use crate::stream::event::Event;
 use crate::stream::join::order;
 use crate::stream::{Stream, StreamRef};
 
-/// `len` elements of device memory, allocated in the order of a stream and freed in it.
+/// `len` elements of device memory, allocated and freed in the order of a stream.
 ///
-/// The memory exists from the moment that the stream reaches the allocation until it reaches the
-/// free, so everything done with it goes to that stream; [`on`](Self::on) lends it to another one,
-/// in order. Dropping a buffer of a pool is one driver call and never waits; one of another resource does as
-/// that says.
+/// The memory is valid from the point where the stream reaches the allocation until it reaches the free, so all
+/// work on it is submitted to that stream; [`on`](Self::on) lends it to another stream, with the required ordering.
+/// Dropping a buffer of a pool is one driver call and never waits; for a buffer of another resource, see that
+/// resource.
 ///
-/// The buffer keeps its stream and the stream's context alive. It holds no handle of its pool, which ends
-/// when its last handle is gone and all its memory is back. Memory of any other
-/// [`Resource`](crate::Resource) goes back there, which the buffer keeps.
+/// The buffer keeps its stream and the stream's context alive. It holds no handle to its pool, which ends once its
+/// last handle is dropped and all its memory is freed. A buffer of any other [`Resource`](crate::Resource) keeps
+/// that resource alive and returns its memory there.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -68,7 +68,7 @@ use crate::stream::{Stream, StreamRef};
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// A freed buffer has no name any more:
+/// A freed buffer can no longer be named:
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::{DeviceBuffer, MemoryPool, Stream};
@@ -84,14 +84,14 @@ pub struct DeviceBuffer<T: Pod> {
     address: CUdeviceptr,
     len: usize,
     stream: Held<Stream>,
-    /// The device whose memory it is; `None` for memory of the host and where it is not known.
+    /// The device that the memory belongs to; `None` for host memory and if it is unknown.
     device: Option<Device>,
-    /// Who takes the memory back. Never dropped by itself: memory that is still there may be in use, so its owner must
-    /// not be dropped as if it were not.
+    /// What frees the memory. Never dropped automatically: memory not yet freed may be in use, so its owner must
+    /// not be dropped as if it were unused.
     deallocator: ManuallyDrop<Deallocator>,
-    /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
-    /// was leaked, or a wait failed. Empty but for that; the lock is only taken through shared borrows,
-    /// never to allocate or free.
+    /// Streams that may still use the memory and that ours has not waited for yet, because the buffer is lent, a
+    /// loan was leaked, or a wait failed. Otherwise empty; the lock is taken only through shared borrows, never to
+    /// allocate or free.
     pending_uses: Lock<PendingUses>,
     element: PhantomData<T>,
 }
@@ -138,27 +138,27 @@ impl<T: Pod> DeviceBuffer<T> {
         &self.stream
     }
 
-    /// The device whose memory this is; `None` for memory of the host, and if that is not known.
+    /// The device that the memory belongs to; `None` for host memory, and if it is unknown.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         self.device
     }
 
-    /// The address, by which the device knows it; 0 if there is no memory. For kernels and other libraries, which
-    /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
-    /// wait at its end may have failed, call [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
+    /// The device address; 0 if there is no memory. Kernels and other libraries must use it in the order of
+    /// [`stream`](Self::stream). If a [`Loan`] may have been leaked, or the wait at its end may have failed, call
+    /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`]
-    /// was leaked, or a wait failed. Every other method does this by itself; it is for those who use
-    /// [`as_raw`](Self::as_raw). Usually there is nothing to wait for, and no driver call.
+    /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`] was leaked, or a
+    /// wait failed. Every other method does this itself; call it before using [`as_raw`](Self::as_raw). Usually
+    /// there is nothing to wait for, and no driver call is made.
     ///
     /// # Errors
     ///
-    /// As the driver answers. What could not be waited for is kept for the next time.
+    /// Any driver error. Streams that could not be waited for are kept for the next call.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     #[inline]
     pub fn wait_for_pending_uses(&mut self) -> Result<()> {
@@ -170,13 +170,13 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// Frees the memory in the order of its stream, as dropping does, and says how it went. Does
-    /// not synchronise if it is a pool's; memory of another resource does as that says.
+    /// Frees the memory in the order of its stream, as dropping does, but returns the result. Does not synchronise
+    /// for memory of a pool; for another resource, see that resource.
     ///
     /// # Errors
     ///
-    /// As the driver answers. The buffer comes back with the error, still allocated, unless the driver
-    /// may have freed it nevertheless.
+    /// Any driver error. The error contains the buffer, still allocated, unless the driver may have freed
+    /// it despite the error.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free(mut self) -> Result<(), Failed<Self>> {
         if report::is_forked() {
@@ -189,8 +189,8 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Gives the memory back, if there is any; afterwards there is none. Only a failure that is known
-    /// to have had no effect leaves it.
+    /// Frees the memory, if there is any. The buffer keeps the memory only after a failure known to have had no
+    /// effect.
     #[inline]
     fn release(&mut self) -> Result<()> {
         if ledger::is_on() {
@@ -201,7 +201,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     #[inline]
     fn release_memory(&mut self) -> Result<()> {
-        // If this fails the memory leaks rather than be freed under another stream's work.
+        // If this fails, the memory is leaked rather than freed while another stream uses it.
         if let Err(error) = self.wait_for_pending_uses() {
             self.wait_for_foreign_uses(error)?;
         }
@@ -221,7 +221,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Freeing failed with `error`: it may go in another way.
+    /// Freeing failed with `error`: tries other ways to free.
     #[cold]
     pub(super) fn free_otherwise(&mut self, error: Error) -> Result<()> {
         let freed = self.free_foreign(error);
@@ -235,13 +235,12 @@ impl<T: Pod> DeviceBuffer<T> {
 
     #[inline]
     fn free_in_order(&self) -> Result<()> {
-        // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
-        // by this one (R13).
+        // SAFETY: the address is this buffer's, and this stream waits for every stream that used it (R13).
         unsafe { free(self.address, &self.stream) }
     }
 
-    /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) failed with `error`. If that is because the own stream of another thread is
-    /// involved, which nothing here can be ordered with, the host waits instead.
+    /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) failed with `error`. If the cause is another thread's
+    /// per-thread stream, which this thread cannot order work with, the host waits instead.
     #[cold]
     fn wait_for_foreign_uses(&mut self, error: Error) -> Result<()> {
         let pending_uses = self.pending_uses.get_mut();
@@ -259,8 +258,8 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// A free failed with `error`. If the stream is another thread's own, this waits for everything in its context;
-    /// then this thread's own serves as well.
+    /// A free failed with `error`. If the stream is another thread's per-thread stream, this waits for everything
+    /// in its context; then this thread's own stream can be used instead.
     #[cold]
     fn free_foreign(&self, error: Error) -> Result<()> {
         let freed = if self.stream.is_foreign() {
@@ -274,8 +273,8 @@ impl<T: Pod> DeviceBuffer<T> {
         freed.map_err(|error| error.asked(|| self.in_words()))
     }
 
-    /// As [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading: where the pending_uses cannot be struck off, waiting twice is
-    /// harmless, and other readers are none.
+    /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. The pending uses cannot be removed
+    /// here, but waiting twice is harmless. Other readers are not waited for.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
         // Cloned out: the driver is not called under the lock.
         let pending_uses = self.pending_uses.lock()?.clone();
@@ -305,8 +304,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Safety
     ///
-    /// The memory must be valid at the present point of `stream`, whatever is submitted to it while the
-    /// span lives; written only if the caller has it exclusively.
+    /// The memory must be valid at the current point of `stream` for as long as the span lives, whatever is
+    /// submitted to it; it may be written only if the caller has exclusive access.
     unsafe fn span_in<'a>(&'a self, stream: &'a Stream) -> Span<'a, T> {
         // SAFETY: the caller's; the span borrows the buffer. The driver aligns to 256 bytes or more
         // (R15).
@@ -314,11 +313,11 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 }
 
-/// Frees in the order of a stream. Compiled once, with all that it is made of.
+/// Frees in the order of a stream. Not generic, so it is compiled only once.
 ///
 /// # Safety
 ///
-/// As [`raw::alloc::free`].
+/// Same as [`raw::alloc::free`].
 unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
     // SAFETY: the caller's. A default stream's context is current (R8).
     let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
@@ -342,7 +341,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.end(Self::release);
     }
 
-    /// What the destructor does: it releases the memory, and files what came of that.
+    /// The body of the destructor: releases the memory and reports the outcome.
     fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
             let released = release(self).or_else(|error| self.defer_free(error));
@@ -355,7 +354,7 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// What it is, for errors.
+    /// A description for error messages.
     pub(crate) fn in_words(&self) -> String {
         let element = std::any::type_name::<T>();
         format!(

@@ -1,4 +1,4 @@
-//! Fills and copies of a part of a buffer, for containers.
+//! Fills and copies of part of a buffer, for containers.
 
 use bytemuck::Pod;
 

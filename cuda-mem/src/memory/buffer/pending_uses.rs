@@ -10,16 +10,16 @@ use crate::stream::Stream;
 #[derive(Clone)]
 pub(super) struct PendingUse {
     pub(super) stream: Stream,
-    /// It only reads, so that other readers need not wait for it.
+    /// Whether it only reads, so that other readers need not wait for it.
     pub(super) reads: bool,
 }
 
-/// A list that nearly always is empty: one word then, and a look at it when the buffer ends.
+/// A list that is nearly always empty. An empty list is one word, and one check when the buffer ends.
 #[derive(Clone, Default)]
 #[expect(clippy::box_collection, reason = "it is in every buffer")]
 pub(super) struct PendingUses(Option<Box<Vec<PendingUse>>>);
 
-/// Only the look is made where a buffer ends: the loop over a list stays out of line.
+/// Only the check for an empty list is inlined where a buffer ends; the loop over a list stays out of line.
 impl Drop for PendingUses {
     #[inline(always)]
     fn drop(&mut self) {
@@ -45,7 +45,7 @@ impl PendingUses {
         self.0.as_mut()?.pop()
     }
 
-    /// Strikes off what this is true of, once.
+    /// Removes the first entry that satisfies `is_over`.
     pub(super) fn remove_first(&mut self, is_over: impl Fn(&PendingUse) -> bool) {
         if let Some(place) = self.iter().position(is_over)
             && let Some(pending_uses) = &mut self.0

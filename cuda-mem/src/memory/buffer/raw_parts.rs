@@ -1,4 +1,4 @@
-//! Other ends of a buffer, and the way to memory of other libraries.
+//! Other ways to end a buffer, and conversions from and to raw memory of other libraries.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -19,13 +19,12 @@ use crate::stream::Stream;
 use crate::stream::join::order;
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Frees the memory in the order of another stream, which first waits for the buffer's own. The
-    /// host does not wait. For memory whose last user is `other`: the buffer's stream need not wait
-    /// for it then.
+    /// Frees the memory in the order of another stream, which first waits for the buffer's own. The host does not
+    /// wait. For memory last used by `other`: the buffer's stream then need not wait for it.
     ///
     /// # Errors
     ///
-    /// As [`free`](Self::free).
+    /// Same as [`free`](Self::free).
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -44,7 +43,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = ordered {
             return Err(Failed::new(error, self));
         }
-        // Freed there like its own: the order has just been made.
+        // Freed on `other` like its own memory: the streams have just been ordered.
         let deallocator = std::mem::replace(&mut self.stream, Held::new(other));
         self.free().map_err(|mut failed| {
             if let Some(buffer) = &mut failed.object {
@@ -54,13 +53,13 @@ impl<T: Pod> DeviceBuffer<T> {
         })
     }
 
-    /// Frees the memory in the order of its own stream and after all that is in `others` now, for memory that they used
-    /// too. The host does not wait. The buffer's stream is made to wait for them, unless its resource
+    /// Frees the memory in the order of its own stream and after all work now in `others`, for memory that those
+    /// streams used too. The host does not wait. The buffer's stream is made to wait for them, unless its resource
     /// [does better](crate::MemoryResource::deallocate_after): an arena makes no stream wait.
     ///
     /// # Errors
     ///
-    /// As [`free`](Self::free).
+    /// Same as [`free`](Self::free).
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -93,13 +92,13 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Gives the buffer to another stream for good: that first waits for the buffer's own, and the memory
-    /// is used and freed in its order from now on. The host does not wait. For pipelines, where [`on`](Self::on)
-    /// would order the old stream behind the new one again.
+    /// Moves the buffer to another stream permanently: `other` first waits for the buffer's own stream, and from
+    /// then on the memory is used and freed in the order of `other`. The host does not wait. For pipelines, where
+    /// [`on`](Self::on) would make the old stream wait for the new one.
     ///
     /// # Errors
     ///
-    /// As [`on`](Self::on); the buffer comes back, still of its own stream.
+    /// Same as [`on`](Self::on); the error contains the buffer, still on its own stream.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -119,11 +118,11 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// As [`move_to`](Self::move_to), for a buffer that is part of something else.
+    /// Like [`move_to`](Self::move_to), for a buffer that is part of another value.
     ///
     /// # Errors
     ///
-    /// As [`on`](Self::on); the buffer stays with its own stream then.
+    /// Same as [`on`](Self::on); on error the buffer stays on its own stream.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn set_stream(&mut self, other: &Stream) -> Result<()> {
         self.require_reach(other)?;
@@ -133,12 +132,12 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// Frees the memory and waits on the host until the buffer's stream has done so, so that every
-    /// stream can have it, whatever the reuse policy.
+    /// Frees the memory and waits on the host until the buffer's stream has done so, so that any stream can reuse
+    /// it, whatever the reuse policy.
     ///
     /// # Errors
     ///
-    /// As [`free`](Self::free), and faults of earlier work in the stream; the memory is freed then.
+    /// Same as [`free`](Self::free), and faults of earlier work in the stream; in that case the memory is freed.
     #[doc(alias("cuMemFreeAsync", "cuStreamSynchronize"))]
     pub fn free_sync(self) -> Result<(), Failed<Self>> {
         let stream = self.stream.clone();
@@ -152,13 +151,15 @@ impl<T: Pod> DeviceBuffer<T> {
         seen.map_err(Failed::lost)
     }
 
-    /// Gives the memory out of hand: the address, which somebody has to free. 0 if there are no bytes.
+    /// Releases ownership of the memory and returns its address, which the caller must free. 0 if there are no
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// As [`wait_for_pending_uses`](Self::wait_for_pending_uses), and [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is
-    /// somebody else's ([`borrow_raw`](Self::borrow_raw), another process's, a
-    /// [`Resource`](crate::Resource)'s); the buffer comes back.
+    /// Same as [`wait_for_pending_uses`](Self::wait_for_pending_uses), and
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is not owned by the buffer
+    /// ([`borrow_raw`](Self::borrow_raw), another process, a [`Resource`](crate::Resource)); the error contains the
+    /// buffer.
     ///
     /// ```
     /// use cuda_mem::DeviceBuffer;
@@ -191,14 +192,13 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(address)
     }
 
-    /// Takes over `len` elements at `address`; they are freed in the order of `stream` when the buffer
-    /// is dropped. The memory may come from a pool, or from `cuMemAlloc`, which is freed in a stream's
-    /// order all the same.
+    /// Takes ownership of `len` elements at `address`; they are freed in the order of `stream` when the buffer is
+    /// dropped. The memory may come from a pool or from `cuMemAlloc`; both are freed in stream order.
     ///
     /// # Safety
     ///
-    /// The memory must be at least this large, aligned for `T`, within reach of the stream's device,
-    /// valid at the present point of `stream`, and nobody else may free it. 0 stands for no bytes.
+    /// The memory must be at least this large, aligned for `T`, accessible to the stream's device, and valid at the
+    /// current point of `stream`, and nothing else may free it. Address 0 means no bytes.
     #[doc(alias = "cuMemFreeAsync")]
     #[inline]
     #[track_caller]
@@ -211,11 +211,11 @@ impl<T: Pod> DeviceBuffer<T> {
         unsafe { Self::taken(stream, address, len) }
     }
 
-    /// As [`from_raw`](Self::from_raw), and the ledger is not told.
+    /// Like [`from_raw`](Self::from_raw), but does not add the memory to the ledger.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// Same as [`from_raw`](Self::from_raw).
     #[inline]
     pub(super) unsafe fn taken(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         Self {
@@ -233,20 +233,18 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Uses `len` elements at `address` that belong to somebody else. `owner` is dropped with the
-    /// buffer; a reference-counted handle of the other library is what belongs there, or `()` if the
-    /// memory outlives everything anyway.
+    /// Uses `len` elements at `address` without owning them. `owner` is dropped with the buffer: pass a
+    /// reference-counted handle of the other library, or `()` if the memory outlives all uses anyway.
     ///
-    /// Work that was submitted to `stream` may still use the memory when the owner is dropped. An owner
-    /// that frees it then must do so in the order of the stream, or wait for it. If its destructor
-    /// panics, so does that of the buffer.
+    /// Work submitted to `stream` may still use the memory when `owner` is dropped. An owner that frees the memory
+    /// must do so in the order of the stream, or wait for it. If its destructor panics, so does that of the buffer.
     ///
     /// # Safety
     ///
-    /// The memory must be at least this large, aligned for `T`, within reach of the stream's device, and
-    /// valid from the present point of `stream` until `owner` is dropped and the stream has done what
-    /// is in it then. While the buffer lives nobody else may use the memory, except in an order with
-    /// the stream. 0 stands for no bytes.
+    /// The memory must be at least this large, aligned for `T`, accessible to the stream's device, and valid from
+    /// the current point of `stream` until `owner` is dropped and the stream has finished the work submitted by
+    /// then. While the buffer lives, nothing else may use the memory, except when ordered with the stream. Address
+    /// 0 means no bytes.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -281,12 +279,12 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// As [`borrow_raw`](Self::borrow_raw), for an owner that is told the stream, and the device whose
-    /// memory it is.
+    /// Like [`borrow_raw`](Self::borrow_raw), for an owner that is given the stream, and with the device that the
+    /// memory belongs to.
     ///
     /// # Safety
     ///
-    /// As there; what `keep` does when it is told must keep the rest of the promise.
+    /// Same as [`borrow_raw`](Self::borrow_raw); `keep`, when notified, must uphold the rest of these requirements.
     pub(crate) unsafe fn kept(
         stream: &Stream,
         device: Option<Device>,
@@ -302,7 +300,7 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 }
 
-/// The owner of memory that was lent to a buffer: only kept.
+/// Keeps the owner of borrowed memory alive.
 struct Borrowed<O> {
     _owner: O,
 }

@@ -1,4 +1,4 @@
-//! A buffer lent for reading, to as many streams as want it.
+//! A buffer lent for reading, to any number of streams.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use crate::stream::Stream;
 use crate::stream::join::order;
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// Lends the buffer to `other` for reading. As [`on`](Self::on), but the buffer may be lent to
-    /// several streams at a time, and read on its own: readers do not wait for each other.
+    /// Lends the buffer to `other` for reading. Like [`on`](Self::on), but the buffer may be lent to several
+    /// streams at a time, and read on its own stream too: readers do not wait for each other.
     ///
     /// # Errors
     ///
-    /// As [`on`](Self::on).
+    /// Same as [`on`](Self::on).
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -86,13 +86,13 @@ impl<T: Pod> ReadLoan<'_, T> {
         self.buffer.len == 0
     }
 
-    /// The stream that may read the buffer now.
+    /// The stream that the buffer is lent to.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         self.stream
     }
 
-    /// The address on the device, to be read in the order of [`stream`](Self::stream).
+    /// The device address, to be read in the order of [`stream`](Self::stream).
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.buffer.address
@@ -102,7 +102,7 @@ impl<T: Pod> ReadLoan<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`DeviceBuffer::copy_to`].
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.span().copy_to(to)
@@ -123,7 +123,7 @@ impl<T: Pod> Drop for ReadLoan<'_, T> {
             if *self.stream == **deallocator || self.buffer.address == 0 {
                 return Ok(());
             }
-            // On failure the buffer still owes the wait, and pays before its next use.
+            // On failure the wait stays pending, and is made before the buffer's next use.
             order(self.stream.as_ref(), deallocator.as_ref())?;
             let mut pending_uses = self.buffer.pending_uses.lock()?;
             pending_uses.remove_first(|pending_use| {

@@ -10,10 +10,10 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::memory::resource::Resource;
 use crate::stream::Stream;
 
-/// One element of device memory, for results of kernels and for counters.
+/// A single element of device memory, for kernel results and counters.
 ///
-/// It dereferences to a [`DeviceBuffer`] of one element, which has the rest: loans to other streams,
-/// addresses, asynchronous fills.
+/// It dereferences to a [`DeviceBuffer`] of one element, which provides everything else: loans to other streams,
+/// the address, asynchronous fills.
 ///
 /// ```
 /// use cuda_mem::memory::DeviceScalar;
@@ -30,22 +30,22 @@ use crate::stream::Stream;
 pub struct DeviceScalar<T: Pod>(DeviceBuffer<T>);
 
 impl<T: Pod> DeviceScalar<T> {
-    /// An element with this value, from the current resource of the stream's device. Synchronises the
-    /// stream.
+    /// Allocates an element from the current resource of the stream's device and sets it to `value`. Synchronises
+    /// the stream.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc_from`].
+    /// Same as [`Resource::alloc_from`].
     #[track_caller]
     pub fn new(stream: &Stream, value: T) -> Result<Self> {
         Self::new_in(&stream.device().current_resource()?, stream, value)
     }
 
-    /// As [`new`](Self::new), from this resource.
+    /// Like [`new`](Self::new), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`new`](Self::new).
     #[track_caller]
     pub fn new_in(resource: &Resource, stream: &Stream, value: T) -> Result<Self> {
         let mut scalar = Self::uninit_in(resource, stream)?;
@@ -53,42 +53,43 @@ impl<T: Pod> DeviceScalar<T> {
         Ok(scalar)
     }
 
-    /// An element of zero bytes, from the current resource of the stream's device. Does not synchronise.
+    /// Allocates an element from the current resource of the stream's device and sets it to zero bytes. Does not
+    /// synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc_zeroed`].
+    /// Same as [`Resource::alloc_zeroed`].
     #[track_caller]
     pub fn zeroed(stream: &Stream) -> Result<Self> {
         Self::zeroed_in(&stream.device().current_resource()?, stream)
     }
 
-    /// As [`zeroed`](Self::zeroed), from this resource.
+    /// Like [`zeroed`](Self::zeroed), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`zeroed`](Self::zeroed).
     #[track_caller]
     pub fn zeroed_in(resource: &Resource, stream: &Stream) -> Result<Self> {
         resource.alloc_zeroed(stream, 1).map(Self)
     }
 
-    /// An element of arbitrary content, from the current resource of the stream's device. Does not
+    /// Allocates an element with unspecified contents from the current resource of the stream's device. Does not
     /// synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc`].
+    /// Same as [`Resource::alloc`].
     #[track_caller]
     pub fn uninit(stream: &Stream) -> Result<Self> {
         Self::uninit_in(&stream.device().current_resource()?, stream)
     }
 
-    /// As [`uninit`](Self::uninit), from this resource.
+    /// Like [`uninit`](Self::uninit), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`uninit`](Self::uninit).
     #[track_caller]
     pub fn uninit_in(resource: &Resource, stream: &Stream) -> Result<Self> {
         resource.alloc(stream, 1).map(Self)
@@ -98,7 +99,7 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn value(&self) -> Result<T> {
         let mut value = [T::zeroed()];
@@ -111,13 +112,13 @@ impl<T: Pod> DeviceScalar<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn set(&mut self, value: T) -> Result<()> {
         self.0.copy_from(&[value])
     }
 
-    /// The buffer of one element.
+    /// Returns the underlying buffer of one element.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.0

@@ -10,16 +10,16 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::memory::resource::Resource;
 use crate::stream::Stream;
 
-/// A growing number of elements in device memory, allocated, copied and freed in the order of a stream.
+/// A growable array in device memory, allocated, copied and freed in stream order.
 ///
-/// It dereferences to a [`DeviceBuffer`] of its elements, which has the rest: copies, fills, loans to
-/// other streams; what consumes a buffer, such as `free`, comes after [`into_buffer`](Self::into_buffer).
-/// When it grows, the elements move to new memory, in the order of the stream and without
-/// waiting, so addresses that were read before are no longer its own.
+/// It dereferences to a [`DeviceBuffer`] of its elements, which provides everything else: copies, fills, loans to
+/// other streams. For methods that consume a buffer, such as `free`, call [`into_buffer`](Self::into_buffer) first.
+/// When it grows, the elements move to new memory, in stream order and without waiting, so addresses obtained
+/// earlier become invalid.
 ///
-/// Memory comes from the [current resource](crate::Device::current_resource) of the stream's device, or
-/// from the one that the functions ending in `_in` are given, and so does what it needs later.
-/// [`set_stream`](DeviceBuffer::set_stream) gives it to another stream.
+/// Memory, including that needed for later growth, comes from the [current
+/// resource](crate::Device::current_resource) of the stream's device, or from the resource passed to the functions
+/// ending in `_in`. [`set_stream`](DeviceBuffer::set_stream) moves it to another stream.
 ///
 /// ```
 /// use cuda_mem::memory::DeviceVec;
@@ -34,37 +34,37 @@ use crate::stream::Stream;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct DeviceVec<T: Pod> {
-    /// Shows the elements; there may be room for more.
+    /// Its length is the number of elements; its memory may have capacity for more.
     buffer: DeviceBuffer<T>,
     resource: Resource,
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// No elements, and no memory yet.
+    /// Creates an empty vector without allocating memory.
     ///
     /// # Errors
     ///
-    /// As [`Device::current_resource`](crate::Device::current_resource).
+    /// Same as [`Device::current_resource`](crate::Device::current_resource).
     #[track_caller]
     pub fn new(stream: &Stream) -> Result<Self> {
         Self::with_capacity(stream, 0)
     }
 
-    /// No elements, and memory for so many. Does not synchronise.
+    /// Creates an empty vector with memory for `capacity` elements. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc`].
+    /// Same as [`Resource::alloc`].
     #[track_caller]
     pub fn with_capacity(stream: &Stream, capacity: usize) -> Result<Self> {
         Self::with_capacity_in(&stream.device().current_resource()?, stream, capacity)
     }
 
-    /// As [`with_capacity`](Self::with_capacity), from this resource.
+    /// Like [`with_capacity`](Self::with_capacity), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`with_capacity`](Self::with_capacity).
     #[track_caller]
     pub fn with_capacity_in(resource: &Resource, stream: &Stream, capacity: usize) -> Result<Self> {
         let mut vec = Self::uninit_in(resource, stream, capacity)?;
@@ -72,21 +72,21 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    /// So many elements of arbitrary content. Does not synchronise.
+    /// Creates a vector of `len` elements with unspecified contents. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc`].
+    /// Same as [`Resource::alloc`].
     #[track_caller]
     pub fn uninit(stream: &Stream, len: usize) -> Result<Self> {
         Self::uninit_in(&stream.device().current_resource()?, stream, len)
     }
 
-    /// As [`uninit`](Self::uninit), from this resource.
+    /// Like [`uninit`](Self::uninit), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`uninit`](Self::uninit).
     #[track_caller]
     pub fn uninit_in(resource: &Resource, stream: &Stream, len: usize) -> Result<Self> {
         Ok(Self {
@@ -95,21 +95,21 @@ impl<T: Pod> DeviceVec<T> {
         })
     }
 
-    /// So many elements of zero bytes. Does not synchronise.
+    /// Creates a vector of `len` elements of zero bytes. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc_zeroed`].
+    /// Same as [`Resource::alloc_zeroed`].
     #[track_caller]
     pub fn zeroed(stream: &Stream, len: usize) -> Result<Self> {
         Self::zeroed_in(&stream.device().current_resource()?, stream, len)
     }
 
-    /// As [`zeroed`](Self::zeroed), from this resource.
+    /// Like [`zeroed`](Self::zeroed), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`zeroed`](Self::zeroed).
     #[track_caller]
     pub fn zeroed_in(resource: &Resource, stream: &Stream, len: usize) -> Result<Self> {
         let mut vec = Self::uninit_in(resource, stream, len)?;
@@ -117,21 +117,21 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    /// The elements of a host slice. Synchronises the stream.
+    /// Creates a vector from the elements of a host slice. Synchronises the stream.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc_from`].
+    /// Same as [`Resource::alloc_from`].
     #[track_caller]
     pub fn from_slice(stream: &Stream, from: &[T]) -> Result<Self> {
         Self::from_slice_in(&stream.device().current_resource()?, stream, from)
     }
 
-    /// As [`from_slice`](Self::from_slice), from this resource.
+    /// Like [`from_slice`](Self::from_slice), but allocates from `resource`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`from_slice`](Self::from_slice).
     #[track_caller]
     pub fn from_slice_in(resource: &Resource, stream: &Stream, from: &[T]) -> Result<Self> {
         let mut vec = Self::uninit_in(resource, stream, from.len())?;
@@ -139,11 +139,11 @@ impl<T: Pod> DeviceVec<T> {
         Ok(vec)
     }
 
-    /// A copy, from the same resource and in the order of the same stream. Does not synchronise.
+    /// Copies the vector, using the same resource and the same stream. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc`] and [`DeviceBuffer::copy_from_buffer`].
+    /// Same as [`Resource::alloc`] and [`DeviceBuffer::copy_from_buffer`].
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let mut clone = Self::uninit_in(&self.resource, self.stream(), self.len())?;
@@ -151,26 +151,26 @@ impl<T: Pod> DeviceVec<T> {
         Ok(clone)
     }
 
-    /// How many elements there is room for.
+    /// The number of elements that fit without reallocating.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.buffer.room()
     }
 
-    /// Where the memory comes from.
+    /// The resource that the memory comes from.
     #[must_use]
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
 
-    /// Makes room for so many more elements, or for some more than that, so that adding one by one moves
-    /// the elements seldom. Does not synchronise. If there is no memory for more, it asks for what is needed;
-    /// remedies and callbacks of the resource are asked for the first request too, so with those,
-    /// [`reserve_exact`](Self::reserve_exact) is the better choice.
+    /// Reserves capacity for at least `additional` more elements, and usually for more, so that adding elements one
+    /// by one rarely reallocates. Does not synchronise. If the larger request is out of memory, it retries with
+    /// exactly what is needed. Recovery policies and callbacks of the resource run for the first request too; with
+    /// those, prefer [`reserve_exact`](Self::reserve_exact).
     ///
     /// # Errors
     ///
-    /// As [`Resource::alloc`]; nothing has changed then.
+    /// Same as [`Resource::alloc`]; on error the vector is unchanged.
     #[track_caller]
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let needed = self.len_with(additional)?;
@@ -179,17 +179,17 @@ impl<T: Pod> DeviceVec<T> {
         }
         let roomy = needed.max(self.capacity().saturating_mul(2));
         match self.move_to_room(roomy) {
-            // Less may be there.
+            // The smaller request may still succeed.
             Err(error) if roomy > needed && error.is_out_of_memory() => self.move_to_room(needed),
             moved => moved,
         }
     }
 
-    /// Makes room for exactly so many more elements, unless there is. Does not synchronise.
+    /// Reserves capacity for exactly `additional` more elements, unless it is already there. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve).
+    /// Same as [`reserve`](Self::reserve).
     #[track_caller]
     pub fn reserve_exact(&mut self, additional: usize) -> Result<()> {
         let needed = self.len_with(additional)?;
@@ -199,22 +199,21 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to_room(needed)
     }
 
-    /// Gives back room that no element needs: the elements move to memory of their size. Does not
-    /// synchronise.
+    /// Frees unused capacity: the elements move to memory of exactly their size. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve).
+    /// Same as [`reserve`](Self::reserve).
     #[track_caller]
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         self.shrink_to(0)
     }
 
-    /// As [`shrink_to_fit`](Self::shrink_to_fit), but leaves room for `capacity` elements.
+    /// Like [`shrink_to_fit`](Self::shrink_to_fit), but keeps capacity for `capacity` elements.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Same as [`shrink_to_fit`](Self::shrink_to_fit).
     #[track_caller]
     pub fn shrink_to(&mut self, capacity: usize) -> Result<()> {
         let wanted = capacity.max(self.len());
@@ -224,40 +223,40 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to_room(wanted)
     }
 
-    /// Changes the number of elements, with room for exactly so many if there is not room yet; new ones have
-    /// this value, of 1, 2 or 4 bytes (others do not compile). Does not synchronise.
+    /// Changes the number of elements, reallocating to exactly `len` if the capacity is too small. New elements are
+    /// set to `value`, of 1, 2 or 4 bytes (other sizes do not compile). Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve) and [`DeviceBuffer::fill`].
+    /// Same as [`reserve`](Self::reserve) and [`DeviceBuffer::fill`].
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     #[track_caller]
     pub fn resize(&mut self, len: usize, value: T) -> Result<()> {
         self.resize_with(len, |tail, from| tail.fill_from(from, value))
     }
 
-    /// Changes the number of elements; new ones are zero bytes. Does not synchronise.
+    /// Changes the number of elements; new elements are zero bytes. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize).
+    /// Same as [`resize`](Self::resize).
     #[doc(alias = "cuMemsetD8Async")]
     #[track_caller]
     pub fn resize_zeroed(&mut self, len: usize) -> Result<()> {
         self.resize_with(len, DeviceBuffer::zero_from)
     }
 
-    /// Changes the number of elements; new ones are arbitrary. Does not synchronise.
+    /// Changes the number of elements; the contents of new elements are unspecified. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve).
+    /// Same as [`reserve`](Self::reserve).
     #[track_caller]
     pub fn resize_uninit(&mut self, len: usize) -> Result<()> {
         self.resize_with(len, |_, _| Ok(()))
     }
 
-    /// The number of elements only changes if `init` does its part of the new ones.
+    /// The number of elements changes only if `init` initialises the new ones successfully.
     #[track_caller]
     fn resize_with(
         &mut self,
@@ -278,23 +277,23 @@ impl<T: Pod> DeviceVec<T> {
         Ok(())
     }
 
-    /// Leaves so many elements, if there are more. The room stays.
+    /// Shortens the vector to `len` elements, if it has more. The capacity is unchanged.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len() {
             self.buffer.set_len(len);
         }
     }
 
-    /// Leaves no elements. The room stays.
+    /// Removes all elements. The capacity is unchanged.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Adds the elements of a host slice. Synchronises the stream.
+    /// Appends the elements of a host slice. Synchronises the stream.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from`].
+    /// Same as [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from`].
     #[doc(alias = "cuMemcpyHtoDAsync")]
     #[track_caller]
     pub fn extend_from_slice(&mut self, from: &[T]) -> Result<()> {
@@ -303,11 +302,11 @@ impl<T: Pod> DeviceVec<T> {
         self.resize_with(len, |buffer, start| buffer.copy_part_from(start, from))
     }
 
-    /// Adds the elements of a buffer, in the order of both streams. Does not synchronise.
+    /// Appends the elements of a buffer, in the order of both streams. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// As [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from_buffer`].
+    /// Same as [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from_buffer`].
     #[doc(alias = "cuMemcpyDtoDAsync")]
     #[track_caller]
     pub fn extend_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
@@ -322,8 +321,8 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is no such element; else as the driver
-    /// answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the index is out of bounds; otherwise any error from the
+    /// driver.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn element(&self, index: usize) -> Result<T> {
         let mut element = [T::zeroed()];
@@ -335,13 +334,14 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// As [`element`](Self::element).
+    /// Same as [`element`](Self::element).
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn set_element(&mut self, index: usize, value: T) -> Result<()> {
         self.buffer.copy_part_from(index, &[value])
     }
 
-    /// The elements as a buffer. Room for more stays with it, unseen, until it is freed.
+    /// Converts the vector into a buffer of its elements. Unused capacity stays allocated until the buffer is
+    /// freed.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer
@@ -356,7 +356,7 @@ impl<T: Pod> DeviceVec<T> {
         })
     }
 
-    /// Moves the elements to new memory for `room` of them, no fewer than there are.
+    /// Moves the elements to new memory for `room` elements, at least the current length.
     #[track_caller]
     fn move_to_room(&mut self, room: usize) -> Result<()> {
         let mut moved = self.resource.alloc(self.stream(), room)?;

@@ -1,4 +1,4 @@
-//! Which devices reach the memory of a pool.
+//! Device access to the memory of a pool.
 
 use std::fmt;
 
@@ -20,13 +20,13 @@ use crate::stream::recording;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Access {
-    /// Nothing. A copy by way of `cuMemcpyPeerAsync` still works.
+    /// None. Copies with `cuMemcpyPeerAsync` still work.
     None,
-    /// Read. The driver does not offer it for pools.
+    /// Read only. The driver does not offer this for pools.
     Read,
     /// Read and write.
     ReadWrite,
-    /// Something newer than this crate, by the driver's number.
+    /// A kind of access newer than this crate, as the driver's number.
     Other(u32),
 }
 
@@ -68,13 +68,13 @@ impl Access {
 }
 
 impl Device {
-    /// Whether this device can be given access to the memory of `peer`. A device is no peer of
-    /// itself. Creates no context.
+    /// Whether this device can be given access to the memory of `peer`. A device is not a peer of itself. Creates
+    /// no context.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the devices are of two drivers; else as
-    /// the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the devices belong to two drivers; otherwise any error
+    /// from the driver.
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
         self.driver()
@@ -95,17 +95,17 @@ impl Reach for Pool {
 }
 
 impl Pool {
-    /// What `device` may do with the memory of this pool. Everything on the pool's own device; with
-    /// pools of the host nothing, unless set otherwise. Managed memory is everybody's, whatever is set.
+    /// The access of `device` to the memory of this pool. The pool's own device has full access. Devices have no
+    /// access to host pools by default. Managed memory is always accessible to every device.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device is of another driver; else as
-    /// the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device belongs to another driver; otherwise any
+    /// error from the driver.
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access(&self, device: &Device) -> Result<Access> {
         self.0.check_driver(device)?;
-        // The driver answers "none" here, and lets every device use the memory (R31, measured).
+        // The driver returns "none" here, but lets every device use the memory (R31, measured).
         if self.0.allocation_type == AllocationType::Managed {
             return Ok(Access::ReadWrite);
         }
@@ -116,31 +116,31 @@ impl Pool {
         Ok(Access::from_raw(flags))
     }
 
-    /// Sets what devices may do with the memory of this pool, that handed out already included, in one
-    /// driver call: all of it or nothing. Best done once, right after the pool was made
-    /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later it costs as
-    /// much as there is memory.
+    /// Sets the access of devices to the memory of this pool, including memory already allocated, in one driver
+    /// call: either all changes take effect or none. Best done once, when the pool is created
+    /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later the cost grows with the
+    /// amount of memory.
     ///
-    /// Access is taken only while no memory of the pool is handed out and the host has seen every free done, as for
-    /// [closing](MemoryPool::close) a pool: the driver does not wait for work that is queued (R50, measured), and that
-    /// work would touch memory without access. To see that nothing is out, what the pool keeps unused is given back first.
-    /// [`set_access_unchecked`](Self::set_access_unchecked) does not look.
+    /// Access can be revoked only while no memory of the pool is allocated and the host has seen every free
+    /// complete, as for [closing](MemoryPool::close) a pool: the driver does not wait for queued work (R50,
+    /// measured), and that work would touch memory without access. To check this, the pool first releases its
+    /// unused memory to the device. [`set_access_unchecked`](Self::set_access_unchecked) does not check.
     ///
-    /// What was given here is taken back before the pool is destroyed, because the driver may give the handle to
+    /// Access granted here is revoked before the pool is destroyed, because the driver may reuse the handle for
     /// another pool.
     ///
     /// # Errors
     ///
-    /// All of them before anything is changed: [`NotSupported`](crate::ErrorKind::NotSupported) for a
-    /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// for taking away the access of the pool's own device, for a device named twice, and for one of
-    /// another driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that
-    /// placements [share](crate::placement::PlacedBuffer::pool), because the next placement relies on its access;
-    /// [`InUse`](crate::ErrorKind::InUse) for taking access while memory is handed out, or its free was not seen done:
-    /// drop the buffers and synchronise their streams first. Taking access is also
+    /// All of these before anything is changed: [`NotSupported`](crate::ErrorKind::NotSupported) for a device
+    /// without peer access to this one, and for read-only access; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// for revoking the access of the pool's own device, for a device listed twice, and for a device of another
+    /// driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that placements
+    /// [share](crate::placement::PlacedBuffer::pool), because later placements rely on its access;
+    /// [`InUse`](crate::ErrorKind::InUse) for revoking access while memory is allocated, or before the host has
+    /// seen its free complete: drop the buffers and synchronise their streams first. Revoking access is also
     /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, and
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3, where nothing tells what is in use. Else as
-    /// the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3, where usage cannot be queried. Otherwise
+    /// any driver error.
     ///
     /// ```
     /// use cuda_mem::{Access, Driver, MemoryPool};
@@ -165,16 +165,16 @@ impl Pool {
         unsafe { self.change_access(access, |losing| self.require_unused_by(losing)) }
     }
 
-    /// As [`set_access`](Self::set_access), and access may be taken while memory of the pool is handed out.
+    /// Like [`set_access`](Self::set_access), but access may be revoked while memory of the pool is allocated.
     ///
     /// # Safety
     ///
-    /// No work that uses memory of this pool on a device that loses access may be queued or running, and none may be
-    /// submitted afterwards: no loan to a stream of that device is left, nor a buffer of one.
+    /// No work that uses memory of this pool on a device that loses access may be queued or running, and none may
+    /// be submitted afterwards: no loan to a stream of that device may be left, and no buffer on one.
     ///
     /// # Errors
     ///
-    /// As [`set_access`](Self::set_access), without those of taking access.
+    /// Same as [`set_access`](Self::set_access), except those for revoking access.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub unsafe fn set_access_unchecked(&self, access: &[(Device, Access)]) -> Result<()> {
         // SAFETY: the caller's.
@@ -196,7 +196,7 @@ impl Pool {
             if access[..index].iter().any(|(before, _)| before == device) {
                 return Err(Error::invalid(format!("{device} is named twice")));
             }
-            // It has this anyway.
+            // The device has this access anyway.
             let has_it =
                 self.device() == Some(*device) || self.0.allocation_type == AllocationType::Managed;
             if !has_it {
@@ -210,13 +210,13 @@ impl Pool {
             return Ok(());
         }
         self.require_own_access()?;
-        // Held over the call, so that what is noted is what the driver did last.
+        // Held over the call, so that the record matches the driver's last change.
         let mut granted = self.0.granted.lock()?;
         let mut losing = Vec::new();
         for (device, wanted) in access {
             if *wanted == Access::None && self.access(device)? != Access::None {
                 losing.push(*device);
-                // Whoever wants to use the memory there from now on asks the driver, and waits for the lock.
+                // From now on, any use of the memory there asks the driver, and waits for the lock.
                 self.0.reach.fetch_and(!bit(*device), Ordering::Relaxed);
             }
         }
@@ -240,7 +240,7 @@ impl Pool {
         Ok(())
     }
 
-    /// `Ok` if these devices cannot be using the memory, because all of it is back.
+    /// `Ok` if these devices cannot be using the memory, because all of it has been freed.
     fn require_unused_by(&self, losing: &[Device]) -> Result<()> {
         if recording::any() {
             return Err(Error::capturing(format!(
@@ -251,7 +251,7 @@ impl Pool {
         }
         let driver = self.0.driver;
         driver.require_version("taking access to a pool", CudaVersion::new(11, 3))?;
-        // First what leaves the pool as it is.
+        // First the check that does not change the pool.
         let used = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         // SAFETY: the pool is live, and the driver new enough.
         if used > 0 || !unsafe { pending_destroy::is_idle(driver, self.0.raw) }? {
@@ -306,13 +306,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether work on `device` may touch the memory: one load, if it is known.
+    /// Whether `device` can access the memory: one load, if it is known.
     #[inline]
     pub(crate) fn reaches(&self, device: Device) -> bool {
         self.is_in_reach(self.place_in_reach(device))
     }
 
-    /// What [`is_in_reach`](Self::is_in_reach) has to be asked about the device; for those who ask twice.
+    /// The argument of [`is_in_reach`](Self::is_in_reach) for the device; for callers that check twice.
     #[inline]
     pub(crate) fn place_in_reach(&self, device: Device) -> u64 {
         if self.0.driver == device.driver() {
@@ -328,14 +328,14 @@ impl Pool {
         self.0.reach.load(Ordering::Relaxed) & place != 0
     }
 
-    /// `Ok` if work on `device` may touch the memory, by what the driver says.
+    /// `Ok` if `device` can access the memory, according to the driver.
     #[cold]
     fn ask_reach(&self, device: Device) -> Result<()> {
         self.require_healthy()?;
-        // Held over the question, so that nobody takes the access between it and the note.
+        // Held over the query, so that no thread revokes the access before it is recorded.
         let _granted = self.0.granted.lock()?;
         if self.access(&device)? == Access::ReadWrite {
-            // Somebody else has given it.
+            // Other code has granted it.
             self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
             return Ok(());
         }
@@ -347,19 +347,19 @@ impl Pool {
 }
 
 impl MemoryPool {
-    /// From here on nobody changes which devices reach the memory.
+    /// From now on, device access to the memory cannot be changed.
     pub(crate) fn fix_access(&self) {
         self.0.0.access_is_fixed.store(true, Ordering::Relaxed);
     }
 }
 
-/// The place of a device in [`Inner::reach`]; the driver is asked about those that have none.
+/// The bit of a device in [`Inner::reach`]; for devices without one, the driver is asked.
 #[inline]
 fn bit(device: Device) -> u64 {
     1_u64.checked_shl(device.ordinal()).unwrap_or(0)
 }
 
-/// Whom the driver lets touch the memory of a new pool.
+/// The devices that have access to the memory of a new pool.
 pub(super) fn reach_at_first(location: Location, allocation_type: AllocationType) -> u64 {
     match (location, allocation_type) {
         (_, AllocationType::Managed) => u64::MAX,
@@ -375,7 +375,7 @@ impl Inner {
     }
 }
 
-/// Takes back what was given, before the handle may become that of another pool (R27).
+/// Revokes the access that was granted, before the driver may reuse the handle for another pool (R27).
 pub(super) fn withdraw(pending_destroy: &PendingDestroy) -> Result<()> {
     let entries: Vec<_> = pending_destroy
         .granted

@@ -1,4 +1,4 @@
-//! Making a pool.
+//! Creating a pool.
 
 use cuda_driver_sys::{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS, CUmemAllocationHandleType};
 use cuda_driver_sys::{CUmemPoolProps, CUmemoryPool, CudaVersion};
@@ -11,7 +11,7 @@ use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
 use crate::stream::deferred;
 
-/// Describes a pool; [`build`](Self::build) makes it. From [`MemoryPool::builder`].
+/// Settings of a new pool; [`build`](Self::build) creates it. From [`MemoryPool::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder {
@@ -27,7 +27,7 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// What was asked for.
+    /// The requested settings, in words.
     fn in_words(&self) -> String {
         let mut words = format!(
             "a pool of {} memory on {}",
@@ -59,32 +59,30 @@ impl PoolBuilder {
         }
     }
 
-    /// How much memory the pool keeps when streams synchronise; everything, unless told otherwise.
+    /// How much memory the pool keeps when streams synchronise. Default: everything.
     pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
         self.release_threshold = threshold;
         self
     }
 
-    /// When memory moves between streams; whenever possible, unless told otherwise.
+    /// When memory may move between streams. Default: whenever possible.
     ///
     /// Drivers before CUDA 11.5 can hand out memory too early under
-    /// [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC), so it is left off there unless it
-    /// is named here.
+    /// [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC), so there it is off unless set explicitly.
     pub fn reuse(mut self, policy: ReusePolicy) -> Self {
         self.reuse = Some(policy);
         self
     }
 
-    /// The most bytes that the pool may hold; the driver may round up (to 32 MiB on an H200).
-    /// Allocating beyond is [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Not for managed memory.
-    /// Needs CUDA 12.2.
+    /// The maximum size of the pool in bytes; the driver may round it up (to 32 MiB on an H200). Allocating beyond
+    /// it is [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Not for managed memory. Needs CUDA 12.2.
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.max_size = Some(bytes);
         self
     }
 
-    /// The kinds of handle by which the pool can be shared with other processes; none, unless told
-    /// otherwise. Not for [`Location::Host`]. [`HandleTypes::FABRIC`] needs CUDA 12.3.
+    /// The handle types for sharing the pool with other processes. Default: none. Not for [`Location::Host`].
+    /// [`HandleTypes::FABRIC`] needs CUDA 12.3.
     pub fn handle_types(mut self, types: HandleTypes) -> Self {
         self.handle_types = types;
         self
@@ -98,8 +96,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Gives a device read and write access from the start, which is cheaper than
-    /// [`set_access`](super::Pool::set_access) later. The pool's own device has it anyway.
+    /// Grants a device read and write access from the start, which is cheaper than calling
+    /// [`set_access`](super::Pool::set_access) later. The pool's own device always has access.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn accessible_from(mut self, device: &Device) -> Self {
         if !self.access.contains(device) {
@@ -108,14 +106,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Makes the pool. It takes address space, but no memory yet, and creates no context.
+    /// Creates the pool. This reserves address space, but no memory yet, and creates no context.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the place has no pools, the driver is too
-    /// old for something that was asked for, or a device cannot be given access;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a maximum of 0 or what does not go
-    /// together; else as the driver answers. Nothing is left behind then.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the location has no pools, the driver is too old for a
+    /// requested option, or a device cannot be given access; [`InvalidValue`](crate::ErrorKind::InvalidValue) for a
+    /// maximum size of 0 or incompatible options; otherwise any driver error. On error nothing is left
+    /// behind.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -131,18 +129,18 @@ impl PoolBuilder {
     #[doc(alias = "cuMemPoolCreate")]
     #[track_caller]
     pub fn build(self) -> Result<MemoryPool> {
-        // What ends now may serve as this one.
+        // A pool that ends now may be reused for this one.
         deferred::poll();
         let spare = self.kind().and_then(spare::take);
         let raw = spare.map_or_else(|| self.create(), Ok)?;
-        // Owned from here, so that a failure below ends the pool.
+        // Owned from here on, so that a failure below ends the pool.
         let pool = MemoryPool::own(&self, raw);
         pool.set_release_threshold(self.release_threshold)?;
         let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
         if reuse != ReusePolicy::DRIVER_DEFAULT || spare.is_some() {
             pool.set_reuse_policy(reuse)?;
         }
-        // Drivers that keep no such marks are older than 11.3.
+        // Drivers before 11.3 have no high marks.
         if spare.is_some() && self.driver.version() >= CudaVersion::new(11, 3) {
             pool.reset_high_marks()?;
         }
@@ -155,7 +153,7 @@ impl PoolBuilder {
         Ok(pool)
     }
 
-    /// The driver's part: the caller destroys what comes back.
+    /// Calls the driver; the caller must destroy the returned pool.
     pub(super) fn create(&self) -> Result<CUmemoryPool> {
         if let Location::Device(device) = self.location {
             device.require_pools()?;
@@ -174,7 +172,7 @@ impl PoolBuilder {
         }
     }
 
-    /// What is asked for that only newer drivers know, and since when.
+    /// The requested option that needs the newest driver, and the version it needs.
     pub(super) fn newest_need(&self) -> Option<(&'static str, CudaVersion)> {
         let needs = [
             (
@@ -230,12 +228,12 @@ impl PoolBuilder {
             } else {
                 0
             },
-            // Zero: what an older driver calls reserved must be.
+            // Zero, as required for fields that are reserved in older drivers.
             ..CUmemPoolProps::default()
         })
     }
 
-    /// What the driver would refuse without a word, or take and misunderstand.
+    /// Rejects combinations that the driver would refuse without explanation, or accept and misinterpret.
     fn check_together(&self) -> Result<()> {
         let managed = self.allocation_type == AllocationType::Managed;
         let wrong = match (self.location, self.max_size) {

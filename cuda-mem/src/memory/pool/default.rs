@@ -1,4 +1,4 @@
-//! The pools that are there by themselves, and the pools that are current.
+//! Default pools and current pools.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -13,15 +13,15 @@ use crate::driver::device::{Device, Support};
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
 
-/// The pool that a device, or another place, has by itself. It is shared with every other user in the process, always
-/// there, and cannot be destroyed or exported:
+/// The default pool of a device or another location. It is shared with every other user in the process, always
+/// exists, and cannot be destroyed or exported:
 ///
 /// ```compile_fail,E0599
 /// # let device = cuda_mem::Driver::load().unwrap().device(0).unwrap();
 /// device.default_pool().unwrap().close(); // error: no such method
 /// ```
 ///
-/// Its settings are everybody's: this crate never changes them without being told.
+/// Its settings are shared by all users: this crate never changes them unless asked to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefaultPool(Pool);
 
@@ -33,15 +33,15 @@ impl Deref for DefaultPool {
     }
 }
 
-/// The pool that plain stream-ordered allocations of a device, or another place, come from.
+/// The pool that plain stream-ordered allocations of a device or another location come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CurrentPool {
-    /// The pool that the place has by itself.
+    /// The default pool of the location.
     Default(DefaultPool),
     /// A pool made by this crate.
     Owned(MemoryPool),
-    /// A pool that somebody else made and may destroy: only its handle.
+    /// The handle of a pool that other code created and may destroy.
     Foreign(CUmemoryPool),
 }
 
@@ -50,11 +50,11 @@ unsafe impl Send for CurrentPool {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for CurrentPool {}
 
-/// The pools that are alive and ours, to recognise a handle that the driver answers.
+/// The live pools of this crate, to recognise a handle returned by the driver.
 static POOLS: Lock<Vec<(Driver, usize, Weak<Inner>)>> = Lock::new(Vec::new());
 
-/// The default pools that were asked for. They live as long as the process, and all handles of one
-/// share what this crate knows of it.
+/// The default pools requested so far. They live as long as the process, and all handles to one share this crate's
+/// state for it.
 static DEFAULTS: Lock<Vec<DefaultPool>> = Lock::new(Vec::new());
 
 pub(super) fn remember(pool: &Arc<Inner>) {
@@ -63,7 +63,7 @@ pub(super) fn remember(pool: &Arc<Inner>) {
     }
 }
 
-/// Before the handle is destroyed: afterwards the driver may use it for another pool.
+/// Called before the handle is destroyed: afterwards the driver may reuse it for another pool.
 pub(super) fn forget(driver: Driver, raw: CUmemoryPool) {
     if let Some(mut pools) = POOLS.lock_unless_forked() {
         pools.retain(|(owner, known, _)| *owner != driver || *known != raw.addr());
@@ -80,7 +80,7 @@ fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
     pool.map(|pool| MemoryPool(Pool(pool)))
 }
 
-/// The one value for a default pool's handle.
+/// The single shared value for a default pool's handle.
 fn default_of(
     driver: Driver,
     place: (Location, AllocationType),
@@ -103,7 +103,7 @@ fn default_of(
     Ok(pool)
 }
 
-/// What a handle is that the driver answered as current.
+/// Identifies a handle that the driver returned as current.
 fn current_of(driver: Driver, raw: CUmemoryPool, default: DefaultPool) -> CurrentPool {
     if raw == default.as_raw() {
         return CurrentPool::Default(default);
@@ -114,7 +114,7 @@ fn current_of(driver: Driver, raw: CUmemoryPool, default: DefaultPool) -> Curren
     }
 }
 
-/// A pool that is to be destroyed is not current any more.
+/// Makes a pool that is about to be destroyed no longer current.
 pub(super) fn unset_current(
     driver: Driver,
     (location, allocation_type): (Location, AllocationType),
@@ -157,13 +157,12 @@ pub(super) fn unset_current(
 }
 
 impl Device {
-    /// The pool that this device has by itself. Creates no context. Two driver calls and a lock: keep the
-    /// handle.
+    /// The default pool of this device. Creates no context. Takes two driver calls and a lock, so keep the handle.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no pools; else as the driver
-    /// answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no pools; otherwise any error from the
+    /// driver.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -185,7 +184,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`default_pool`](Self::default_pool).
+    /// Same as [`default_pool`](Self::default_pool).
     #[doc(alias = "cuDeviceGetMemPool")]
     pub fn current_pool(&self) -> Result<CurrentPool> {
         let default = self.default_pool()?;
@@ -194,13 +193,13 @@ impl Device {
         Ok(current_of(self.driver(), raw, default))
     }
 
-    /// Makes `pool` the one that plain stream-ordered allocations of this device come from, also
-    /// those of other libraries. It does not keep the pool: when that is destroyed, the device's own
-    /// is current again (R25).
+    /// Makes `pool` the one that plain stream-ordered allocations of this device come from, including those of
+    /// other libraries. The device does not keep the pool alive: when the pool is destroyed, the device's default
+    /// pool is current again (R25).
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the pool is of another device.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the pool belongs to another device.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -239,14 +238,15 @@ impl Device {
 }
 
 impl Driver {
-    /// The pool that a place has by itself, for memory of this type. Needs CUDA 13.0; for devices and
-    /// pinned memory there is [`Device::default_pool`], which does not.
+    /// The default pool of a location for this type of memory. Needs CUDA 13.0; for devices and pinned memory use
+    /// [`Device::default_pool`], which does not.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the driver is too old or the place has no
-    /// pools; [`InvalidValue`](crate::ErrorKind::InvalidValue) if no pool is of this place and type: managed
-    /// ones are [`Anywhere`](Location::Anywhere), pinned ones never. Else as the driver answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the driver is too old or the location has no pools;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if no pool has this combination of location and type:
+    /// managed pools are at [`Anywhere`](Location::Anywhere), pinned ones never are. Otherwise any error from the
+    /// driver.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -275,12 +275,11 @@ impl Driver {
         default_of(*self, (location, allocation_type), raw)
     }
 
-    /// The pool that plain stream-ordered allocations of this place and type come from. Needs CUDA
-    /// 13.0.
+    /// The pool that plain stream-ordered allocations of this location and type come from. Needs CUDA 13.0.
     ///
     /// # Errors
     ///
-    /// As [`default_pool_at`](Self::default_pool_at).
+    /// Same as [`default_pool_at`](Self::default_pool_at).
     #[doc(alias = "cuMemGetMemPool")]
     pub fn current_pool_at(
         &self,
@@ -295,13 +294,13 @@ impl Driver {
         Ok(current_of(*self, raw, default))
     }
 
-    /// Makes `pool` the current one of its own place and type. It does not keep the pool: when that is
-    /// destroyed, the default is current again (R25). Needs CUDA 13.0; for devices and pinned memory
-    /// there is [`Device::set_current_pool`], which does not.
+    /// Makes `pool` the current one of its own location and type. This does not keep the pool alive: when it is
+    /// destroyed, the default is current again (R25). Needs CUDA 13.0; for devices and pinned memory use
+    /// [`Device::set_current_pool`], which does not.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the pool is of another driver; else as
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the pool belongs to another driver; otherwise same as
     /// [`default_pool_at`](Self::default_pool_at).
     #[doc(alias = "cuMemSetMemPool")]
     pub fn set_current_pool_at(&self, pool: &Pool) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Memory pools: those that this process owns, and the one that a device has by itself.
+//! Memory pools: those that this process owns, and the default pool of a device.
 
 mod access;
 mod builder;
@@ -41,21 +41,21 @@ use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::stats::{PoolStats, Usage};
 use crate::stream::deferred;
 
-/// A stream-ordered memory pool to allocate from, whoever owns it. Needs CUDA 11.2.
+/// A stream-ordered memory pool, owned by this process or the default of a device. Needs CUDA 11.2.
 ///
-/// [`MemoryPool`] and [`DefaultPool`] dereference to it: settings, statistics and allocation are the
-/// same for both. A handle that can be cloned; all methods may be called from any thread, also at
-/// the same time.
+/// [`MemoryPool`] and [`DefaultPool`] dereference to it: settings, statistics and allocation are the same for both.
+/// This is a handle that can be cloned; all methods may be called from any thread, even concurrently.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
 /// A memory pool that this process owns.
 ///
-/// A handle that can be cloned. Buffers stay valid when the last handle is gone: the pool ends once all its memory has
-/// come back, at the next call of this crate that synchronises, makes a pool, or ends a stream or a context. It gives
-/// all memory back to the driver then, and serves the next pool with the same properties: drivers crash where pools are
-/// destroyed while threads wait ([`destroy_spares`](MemoryPool::destroy_spares)). Those that can be shared with other
-/// processes are destroyed. What can be done with a pool is mostly in [`Pool`].
+/// A handle that can be cloned. Buffers stay valid after the last handle is dropped: the pool ends once all its
+/// memory has been freed, at the next call of this crate that synchronises, creates a pool, or ends a stream or a
+/// context. It then returns all memory to the driver, and is reused for the next pool with the same properties,
+/// because drivers crash if a pool is destroyed while threads wait
+/// ([`destroy_spares`](MemoryPool::destroy_spares)). Pools that can be shared with other processes are destroyed.
+/// Most methods are in [`Pool`].
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -91,25 +91,25 @@ struct Inner {
     allocation_type: AllocationType,
     raw: CUmemoryPool,
     owner: Owner,
-    /// The devices whose work may touch the memory, a bit for each ordinal. A bit that is missing
-    /// means that the driver has to be asked.
+    /// The devices that can access the memory, one bit per ordinal. If a bit is not set, the driver has to be
+    /// asked.
     reach: AtomicU64,
-    /// Those that were given access by us.
+    /// The devices that this crate granted access.
     granted: Lock<Vec<Device>>,
-    /// Others rely on who reaches the memory.
+    /// Whether other code relies on the access settings.
     access_is_fixed: AtomicBool,
     scopes: Lock<threshold::Scopes>,
-    /// What is known of its sharing with other processes.
+    /// The state of its sharing with other processes.
     sharing: sharing::Sharing,
-    /// It may serve as another of this kind when it has ended.
+    /// The kind of pool it can be reused for once it has ended.
     kind: Option<spare::Kind>,
 }
 
-/// Who destroys the pool.
+/// The owner, which destroys the pool.
 enum Owner {
-    /// We do, with the last handle.
+    /// This crate, with the last handle.
     Us,
-    /// Nobody: it is there by itself, or gone already.
+    /// None: it is a default pool, or already destroyed.
     Nobody,
 }
 
@@ -163,7 +163,7 @@ impl Inner {
             .on(device)
     }
 
-    /// What has to be ended.
+    /// The parts needed to end the pool.
     fn pending_destroy(&mut self) -> pending_destroy::PendingDestroy {
         pending_destroy::PendingDestroy {
             driver: self.driver,
@@ -178,7 +178,7 @@ impl Inner {
 }
 
 impl MemoryPool {
-    /// Starts the description of a pool on `device`.
+    /// Returns a builder for a pool on `device`.
     pub fn builder(device: &Device) -> PoolBuilder {
         PoolBuilder::new(
             device.driver(),
@@ -187,7 +187,7 @@ impl MemoryPool {
         )
     }
 
-    /// Starts the description of a pool anywhere, such as on the host.
+    /// Returns a builder for a pool at any location, such as the host.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -213,7 +213,7 @@ impl MemoryPool {
         PoolBuilder::new(driver, location.known(driver), allocation_type.known())
     }
 
-    /// Takes over a pool that the driver made.
+    /// Takes ownership of a pool that the driver created.
     #[track_caller]
     fn own(as_built: &PoolBuilder, raw: CUmemoryPool) -> Self {
         let place = (as_built.location, as_built.allocation_type);
@@ -224,7 +224,7 @@ impl MemoryPool {
         Self::share(inner)
     }
 
-    /// Takes the pool out of the ledger: nobody is to give it back.
+    /// Removes the pool from the ledger: it is never to be destroyed.
     pub(crate) fn leave_ledger(&self) {
         ledger::remove(&self.0.0.item());
     }
@@ -235,15 +235,16 @@ impl MemoryPool {
         Self(Pool(inner))
     }
 
-    /// Ends the pool now and says how it went, where dropping the last handle waits for the memory
-    /// and only reports. All memory has gone back to the driver then. A pool that can be shared with other processes
-    /// is destroyed, later if a thread waits at this moment, and a failure of that is only reported.
+    /// Ends the pool now and returns the result, whereas dropping the last handle defers the end until the memory
+    /// is freed and only reports failures. Afterwards all memory has been returned to the driver. A pool that can
+    /// be shared with other processes is destroyed; if a thread is waiting at this moment, it is destroyed later,
+    /// and a failure then is only reported.
     ///
     /// # Errors
     ///
-    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host
-    /// has not seen done: synchronise the streams first. The pool comes back with the error, unless the
-    /// driver may have destroyed it nevertheless.
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host has not
+    /// seen complete: synchronise the streams first. The error contains the pool, unless the driver may have
+    /// destroyed it despite the error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -268,13 +269,13 @@ impl MemoryPool {
                 return Err(Failed::new(Error::in_use("the pool", others), pool));
             }
         };
-        // The handle in the list is of the shared value that this was.
+        // The handle in the list belongs to the shared value that this was.
         default::forget(inner.driver, inner.raw);
         let item = inner.item();
         let ended = ledger::remove(&item);
         let mut pending_destroy = inner.pending_destroy();
-        // Twice: it stays the current pool if it cannot be closed, and while it is current, others may
-        // still get memory from it.
+        // Checked twice: it stays the current pool if it cannot be closed, and while it is current, other code may
+        // still allocate from it.
         let quiet = pending_destroy.is_idle();
         let quiet = match quiet {
             Ok(true) => pending_destroy.is_at_rest(),
@@ -305,7 +306,7 @@ impl MemoryPool {
                 Err(Failed::new(error, Self::share(inner)))
             }
             Err(error) => {
-                // The driver may have destroyed it all the same, and may use the handle again.
+                // The driver may have destroyed it despite the error, and may reuse the handle.
                 inner.owner = Owner::Nobody;
                 Err(Failed::lost(error))
             }
@@ -321,19 +322,19 @@ impl Pool {
         self.0.driver
     }
 
-    /// Where the memory is, or, of a managed pool, where it prefers to be.
+    /// The location of the memory; for a managed pool, its preferred location.
     #[must_use]
     pub fn location(&self) -> Location {
         self.0.location
     }
 
-    /// How the memory is tied to its place.
+    /// The allocation type of the memory.
     #[must_use]
     pub fn allocation_type(&self) -> AllocationType {
         self.0.allocation_type
     }
 
-    /// The device whose memory this is; `None` if it is not that of one device.
+    /// The device that the memory belongs to; `None` if it does not belong to a single device.
     #[inline]
     #[must_use]
     pub fn device(&self) -> Option<Device> {
@@ -343,7 +344,7 @@ impl Pool {
         }
     }
 
-    /// The driver's handle. It stays valid while this pool, or a clone, lives.
+    /// The driver's handle. It is valid as long as this pool or a clone of it exists.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> CUmemoryPool {
@@ -354,18 +355,18 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemPoolGetAttribute")]
     pub fn release_threshold(&self) -> Result<ReleaseThreshold> {
         let bytes = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
         Ok(ReleaseThreshold::from_bytes(bytes))
     }
 
-    /// When memory freed in one stream may be handed out in another without a host synchronise.
+    /// When memory freed in one stream may be reused in another without host synchronisation.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemPoolGetAttribute")]
     pub fn reuse_policy(&self) -> Result<ReusePolicy> {
         let mut policy = ReusePolicy::empty();
@@ -381,7 +382,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub fn set_reuse_policy(&self, policy: ReusePolicy) -> Result<()> {
         for (flag, attribute) in ReusePolicy::ATTRIBUTES {
@@ -392,14 +393,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives memory back to the device until the pool holds as little as it can, but no less than
-    /// `keep` bytes. Does nothing if it holds less already.
+    /// Releases unused memory to the device, down to as little as possible but no less than `keep` bytes. Does
+    /// nothing if the pool already holds less.
     ///
-    /// Never waits: memory whose free the host has not seen done, by synchronising, stays.
+    /// Never waits: memory whose free the host has not yet seen complete, by synchronising, stays.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -415,20 +416,19 @@ impl Pool {
     /// ```
     #[doc(alias = "cuMemPoolTrimTo")]
     pub fn trim_to(&self, keep: u64) -> Result<()> {
-        // The driver rounds up, and the largest numbers come out as 0 (measured): everything would
-        // be given back. No pool holds this much.
+        // The driver rounds up, and the largest numbers wrap to 0 (measured), so everything would be released. No
+        // pool holds this much.
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         // SAFETY: the pool is live.
         unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
             .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")))
     }
 
-    /// What the pool holds and has handed out: four driver calls, some 0.1 µs together.
+    /// The memory that the pool holds and has allocated. Takes four driver calls, about 0.1 µs together.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3; else as the driver
-    /// answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3; otherwise any driver error.
     #[doc(alias = "cuMemPoolGetAttribute")]
     pub fn stats(&self) -> Result<PoolStats> {
         self.require_stats()?;
@@ -445,15 +445,15 @@ impl Pool {
         })
     }
 
-    /// Sets both high marks back to the current numbers.
+    /// Resets both high marks to the current numbers.
     ///
     /// # Errors
     ///
-    /// As [`stats`](Self::stats).
+    /// Same as [`stats`](Self::stats).
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub fn reset_high_marks(&self) -> Result<()> {
         self.require_stats()?;
-        // Zero is the one value that the driver takes, and means "from here".
+        // Zero is the only value that the driver accepts, and resets the mark to the current value.
         self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)?;
         self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0)
     }
@@ -493,7 +493,7 @@ impl Pool {
     }
 }
 
-/// Two handles are equal if they are the same pool of the same driver.
+/// Two handles are equal if they refer to the same pool of the same driver.
 impl PartialEq for Pool {
     fn eq(&self, other: &Self) -> bool {
         // Handles of two drivers may have the same value.

@@ -1,10 +1,10 @@
-//! The end of a pool, after which it is kept for another, or destroyed ([`spare`]).
+//! The end of a pool, after which it is kept for reuse or destroyed ([`spare`]).
 //!
-//! NVIDIA documents that a pool may be destroyed at any time, and that its memory goes when the last
-//! allocation is freed. On an H200 with driver 580 that corrupts the driver: destroying a pool while a
-//! block of it is alive, or while a free of it has not been carried out, ends the process by a signal
-//! some pools later (R26, measured). So a pool without a handle ends only once the driver says
-//! that nothing of it is outstanding; until then it waits.
+//! NVIDIA documents that a pool may be destroyed at any time, and that its memory is released when the last
+//! allocation is freed. On an H200 with driver 580 that corrupts the driver: destroying a pool while a block of it
+//! is alive, or while a free of it has not been carried out, ends the process with a signal some pools later (R26,
+//! measured). So a pool without handles ends only once the driver reports that nothing of it is outstanding; until
+//! then it waits.
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
@@ -17,12 +17,12 @@ use crate::driver::raw;
 use crate::stream::deferred::{self, Deferred, Outcome};
 use crate::stream::recording;
 
-/// How an end went.
+/// The result of ending a pool.
 #[derive(Debug)]
 pub(super) enum End {
     /// The pool has ended. An error if the access of other devices could not be taken back before.
     Ended(Result<()>),
-    /// A thread waits through this crate, so that the pool could not be destroyed.
+    /// A thread is waiting through this crate, so the pool could not be destroyed.
     NotYet,
 }
 
@@ -32,13 +32,13 @@ pub(super) struct PendingDestroy {
     pub(super) driver: Driver,
     pub(super) place: (Location, AllocationType),
     pub(super) raw: CUmemoryPool,
-    /// Those that were given access by us.
+    /// The devices that this crate granted access.
     pub(super) granted: Vec<Device>,
-    /// It can serve as another of this kind.
+    /// The kind of pool it can be reused for.
     pub(super) kind: Option<spare::Kind>,
-    /// The driver would not say whether anything is outstanding.
+    /// Whether the driver failed to report if anything is outstanding.
     pub(super) has_failed: bool,
-    /// It is not the current pool of its place.
+    /// Whether it is no longer the current pool of its location.
     pub(super) has_stepped_down: bool,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct PendingDestroy {
 unsafe impl Send for PendingDestroy {}
 
 impl PendingDestroy {
-    /// Whether every block is freed and every free is known to be carried out. What the pool keeps
-    /// unused is given back on the way: then nothing is left exactly if nothing is outstanding (R36).
+    /// Whether every block is freed and every free is known to have completed. This releases the pool's unused
+    /// memory: afterwards the pool holds none exactly if nothing is outstanding (R36).
     pub(super) fn is_idle(&self) -> Result<bool> {
-        // Before 11.3 nobody can tell, and what was measured is of newer drivers.
+        // Before 11.3 this cannot be queried, and the measurements are from newer drivers.
         if self.driver.version() < CudaVersion::new(11, 3) {
             return Ok(true);
         }
@@ -57,7 +57,7 @@ impl PendingDestroy {
         unsafe { is_idle(self.driver, self.raw) }
     }
 
-    /// Only of a pool that is quiet.
+    /// Only for an idle pool.
     pub(super) fn end(&self) -> Result<End> {
         let mut alone = None;
         if self.kind.is_none() {
@@ -72,23 +72,23 @@ impl PendingDestroy {
             spare::keep(kind, self.raw)?;
             return Ok(End::Ended(withdrawn));
         }
-        // Other devices can still reach the memory of this pool, so it serves as no other. It cannot be destroyed
-        // beside a wait either; then it is lost.
+        // Other devices can still access the memory of this pool, so it cannot be reused. It cannot be destroyed
+        // during a wait either; in that case it is leaked.
         if alone.is_none() {
             alone = sharing::alone()?;
         }
         let Some(_alone) = alone else {
             return Ok(End::Ended(withdrawn));
         };
-        // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is shared between processes now (R28),
-        // and no thread waits through this crate (R178).
+        // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is being shared between
+        // processes (R28), and no thread waits through this crate (R178).
         unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
         Ok(End::Ended(withdrawn))
     }
 
-    /// Before 11.3 it is not known whether blocks are alive. What is freed later goes back to the driver.
+    /// Before 11.3 it is unknown whether blocks are alive. Memory freed later is returned to the driver.
     fn give_back_later(&self) -> Result<()> {
         if self.driver.version() >= CudaVersion::new(11, 3) {
             return Ok(());
@@ -101,8 +101,7 @@ impl PendingDestroy {
         unsafe { raw::pool::trim(table, self.raw, 0) }
     }
 
-    /// Whether nothing is outstanding, and nobody can get anything any more: the pool is not current
-    /// from here on.
+    /// Whether nothing is outstanding and nothing more can be allocated: from here on the pool is not current.
     pub(super) fn is_at_rest(&mut self) -> Result<bool> {
         if !self.has_stepped_down {
             default::unset_current(self.driver, self.place, self.raw)?;
@@ -111,9 +110,9 @@ impl PendingDestroy {
         self.is_idle()
     }
 
-    /// Ends the pool, now or when its memory has come back.
+    /// Ends the pool, now or once its memory has been freed.
     pub(super) fn destroy_deferred(mut self) -> Result<()> {
-        // Asking would spoil the capture.
+        // The query would invalidate the capture.
         if recording::any() {
             deferred::defer(Box::new(self));
             return Ok(());
@@ -146,7 +145,7 @@ pub(super) unsafe fn is_idle(driver: Driver, pool: CUmemoryPool) -> Result<bool>
         Ok(reserved == 0)
     };
     match ask() {
-        // Somebody captures a stream, and nothing can be asked meanwhile.
+        // A stream is being captured, and queries are impossible meanwhile.
         Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
         quiet => quiet,
     }

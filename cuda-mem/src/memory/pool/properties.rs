@@ -1,4 +1,4 @@
-//! What a pool was made with, as the driver tells it.
+//! The properties of a pool, as reported by the driver.
 
 use cuda_driver_sys::{CUmemAllocationType, CUmemLocationType, CUmemPool_attribute, CudaVersion};
 
@@ -8,31 +8,31 @@ use crate::driver::device::HandleTypes;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
 
-/// What a pool was made with. From [`Pool::properties`].
+/// The properties that a pool was created with. From [`Pool::properties`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolProperties {
-    /// How its memory is tied to its place.
+    /// The allocation type of its memory.
     pub allocation_type: AllocationType,
-    /// Where its memory is, or, of a managed pool, where it prefers to be.
+    /// The location of its memory; for a managed pool, its preferred location.
     pub location: Location,
-    /// The kinds of handle by which it can be shared.
+    /// The handle types for sharing it.
     pub handle_types: HandleTypes,
-    /// The most bytes it may hold; 0 if there is no maximum.
+    /// Its maximum size in bytes; 0 if there is no maximum.
     pub max_size: u64,
     /// Whether its memory can be the target of the decompression engine.
     pub hw_decompress: bool,
-    /// The part of a device whose memory it is; `None` before CUDA 13.4.
+    /// The part of a device that the memory belongs to; `None` before CUDA 13.4.
     pub locality_domain: Option<i32>,
 }
 
 impl Pool {
-    /// What this pool was made with, asked of the driver: six or seven calls. Needs CUDA 13.2.
+    /// The properties that this pool was created with, queried from the driver in six or seven calls. Needs CUDA
+    /// 13.2.
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) on an older driver; else as the driver
-    /// answers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) on an older driver; otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};

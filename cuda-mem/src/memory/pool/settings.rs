@@ -1,4 +1,4 @@
-//! What can be set on a pool.
+//! Settings of a pool.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use cuda_driver_sys::CUmemPool_attribute;
 
 use crate::base::error::Bytes;
 
-/// How much memory a pool may keep, handed out or not, when a stream, an event or a context is
-/// synchronised. What is beyond goes back to the device then.
+/// How much memory a pool may keep, allocated or unused, when a stream, an event or a context is synchronised.
+/// Unused memory beyond that is then returned to the device.
 ///
-/// Whatever the threshold, the driver takes back what *all* pools of a device keep unused before it
-/// answers that memory is out (measured on an H200; NVIDIA does not document it).
+/// Whatever the threshold, the driver reclaims the unused memory of *all* pools of a device before it reports out
+/// of memory (measured on an H200; NVIDIA does not document it).
 ///
 /// ```
 /// use cuda_mem::ReleaseThreshold;
@@ -21,11 +21,11 @@ use crate::base::error::Bytes;
 #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReleaseThreshold {
-    /// Give nothing back by itself; only trimming and destroying the pool do. The default here,
-    /// because giving memory back and mapping it anew costs 50 times an allocation.
+    /// Never release memory automatically; only trimming and destroying the pool do. The default in this crate,
+    /// because releasing memory and mapping it again costs 50 times an allocation.
     #[default]
     Never,
-    /// Keep this many bytes. `Bytes(0)`, the driver's own default, gives everything back at every
+    /// Keep this many bytes. `Bytes(0)`, the driver's own default, releases all unused memory at every
     /// synchronisation.
     Bytes(u64),
 }
@@ -57,9 +57,8 @@ impl fmt::Display for ReleaseThreshold {
 }
 
 bitflags! {
-    /// When memory that was freed in one stream may be handed out in another, although the host
-    /// has not seen the free done. In the same stream, and after the host has seen it, memory is
-    /// always reused.
+    /// When memory freed in one stream may be reused in another before the host has seen the free complete. In the
+    /// same stream, and after the host has seen it, memory is always reused.
     ///
     /// ```
     /// use cuda_mem::ReusePolicy;
@@ -71,25 +70,24 @@ bitflags! {
         /// If the allocating stream waits for a point after the free.
         #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES")]
         const FOLLOW_EVENT_DEPENDENCIES = 1;
-        /// If the driver happens to see that the free is done. What is reused then differs from run
-        /// to run.
+        /// If the driver happens to see that the free is complete. Reuse then differs from run to run.
         #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC")]
         const ALLOW_OPPORTUNISTIC = 2;
-        /// The driver may make the allocating stream wait for the free where it would have to grow
-        /// the pool or fail. Saves memory and may serialise streams.
+        /// The driver may make the allocating stream wait for the free if it would otherwise have to grow the pool
+        /// or fail. Saves memory, but may serialise streams.
         #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES")]
         const ALLOW_INTERNAL_DEPENDENCIES = 4;
 
-        /// All three: what a new pool has.
+        /// All three: the driver's default for a new pool.
         const DRIVER_DEFAULT = 7;
-        /// Only what the program ordered itself: reuse, and so the size of the pool, is the same in
-        /// every run, and streams never wait for each other unasked.
+        /// Only dependencies that the program created itself: reuse, and therefore the size of the pool, is the
+        /// same in every run, and streams never wait for each other implicitly.
         const DETERMINISTIC = 1;
     }
 }
 
 impl ReusePolicy {
-    /// No flag: memory moves between streams only after the host has seen the free done.
+    /// No flags: memory moves between streams only after the host has seen the free complete.
     pub const NONE: Self = Self::empty();
 
     /// Each flag with the driver's attribute for it.

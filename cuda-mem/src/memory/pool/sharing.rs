@@ -1,4 +1,4 @@
-//! What a pool knows of being shared with other processes.
+//! The state of a pool's sharing with other processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{MutexGuard, RwLockWriteGuard};
@@ -16,7 +16,7 @@ use crate::stream::waits;
 /// Part of a pool.
 #[derive(Debug)]
 pub(super) struct Sharing {
-    /// The kinds of handle that it was made with.
+    /// The handle types that it was created with.
     pub(super) handle_types: HandleTypes,
     /// An export failed in a way after which the driver crashes at the next allocation (measured).
     pub(super) has_failed: AtomicBool,
@@ -31,26 +31,26 @@ impl Default for Sharing {
     }
 }
 
-/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
-/// crashed a driver (R28).
+/// Held while a pool is destroyed, and by calls that share memory between processes: doing both at once has crashed
+/// a driver (R28).
 static ENDS: Lock<()> = Lock::new(());
 
-/// While this lives no pool is destroyed.
+/// While the returned guard lives, no pool is destroyed.
 pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
     ENDS.lock()
 }
 
-/// Holds off sharing between processes and waits of this crate. `None` if a thread waits now.
+/// Blocks sharing between processes and waits of this crate. `None` if a thread is waiting now.
 pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
     // The lock order of `ipc::registry`. The second lock blocks every wait of this crate, so it is taken last.
     let ends = no_pool_ends()?;
     Ok(waits::nobody()?.map(|nobody| (ends, nobody)))
 }
 
-/// For pools that no stream has used, or if it is known that nobody waits (R178).
+/// For pools that no stream has used, or if it is known that no thread is waiting (R178).
 ///
 /// # Safety
-/// As [`raw::pool::destroy`].
+/// Same as [`raw::pool::destroy`].
 pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     let _ends = no_pool_ends()?;
     // SAFETY: the caller gives up the handle.
@@ -63,7 +63,7 @@ impl MemoryPool {
         self.0.0.sharing.handle_types
     }
 
-    /// Nothing is allocated here any more: the driver would crash.
+    /// Prevents further allocation from this pool: the driver would crash.
     #[cfg(target_os = "linux")]
     pub(crate) fn note_failed_export(&self) {
         self.0.0.sharing.has_failed.store(true, Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl MemoryPool {
 }
 
 impl super::Pool {
-    /// An error after an export that must not be followed by anything.
+    /// An error after a failed export, after which the pool must not be used.
     pub(crate) fn require_healthy(&self) -> Result<()> {
         if !self.0.sharing.has_failed.load(Ordering::Relaxed) {
             return Ok(());

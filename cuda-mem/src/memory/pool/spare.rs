@@ -1,8 +1,9 @@
-//! Pools that have ended and serve the next ones like them.
+//! Ended pools that are kept for reuse.
 //!
-//! A driver crashes, hangs or loses waits if a pool is destroyed while another thread waits for a stream in which memory
-//! of it was freed, however long ago (R178, measured). Nobody knows of all waits of a process. So a pool that has ended
-//! is not destroyed: it holds no memory, and is kept for the next pool with the same properties.
+//! A driver crashes, hangs or loses waits if a pool is destroyed while another thread waits for a stream in which
+//! memory of that pool was freed, however long ago (R178, measured). This crate cannot know of all waits in a
+//! process. So an ended pool is not destroyed: it holds no memory, and is kept for the next pool with the same
+//! properties.
 
 use cuda_driver_sys::CUmemoryPool;
 
@@ -12,7 +13,7 @@ use crate::base::lock::Lock;
 use crate::driver::Driver;
 use crate::driver::location::{AllocationType, Location};
 
-/// What cannot be changed of a pool that was made.
+/// The properties of a pool that cannot change after its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     driver: Driver,
@@ -23,7 +24,7 @@ pub(super) struct Kind {
 }
 
 impl PoolBuilder {
-    /// `None` if other processes may have such a pool, which is never kept.
+    /// `None` if the pool can be shared with other processes; such a pool is never kept.
     pub(super) fn kind(&self) -> Option<Kind> {
         self.handle_types.is_empty().then_some(Kind {
             driver: self.driver,
@@ -45,14 +46,14 @@ unsafe impl Send for Spare {}
 
 static SPARES: Lock<Vec<Spare>> = Lock::new(Vec::new());
 
-/// Keeps a pool that is at rest, as far as the driver can tell, which nobody has a handle of, and to which no device has
-/// been given access.
+/// Keeps a pool that is idle, as far as the driver can tell, has no handles, and to which no device has been
+/// granted access.
 pub(super) fn keep(kind: Kind, pool: CUmemoryPool) -> Result<()> {
     SPARES.lock()?.push(Spare { kind, pool });
     Ok(())
 }
 
-/// A pool of this kind, with settings and high marks of whoever had it last.
+/// A pool of this kind, with the settings and high marks left by its last owner.
 pub(super) fn take(kind: Kind) -> Option<CUmemoryPool> {
     let mut spares = SPARES.lock_unless_forked()?;
     let place = spares.iter().rposition(|spare| spare.kind == kind)?;
@@ -60,7 +61,7 @@ pub(super) fn take(kind: Kind) -> Option<CUmemoryPool> {
 }
 
 impl MemoryPool {
-    /// Destroys the pools that have ended and are kept for the next ones like them. Returns how many there were.
+    /// Destroys the ended pools that are kept for reuse. Returns how many there were.
     ///
     /// A pool that has ended holds no memory, as far as the driver can tell. It is kept because drivers crash if a pool
     /// is destroyed while another thread waits for a stream that has used it (measured with driver 580). Only programs
@@ -74,7 +75,7 @@ impl MemoryPool {
     ///
     /// # Errors
     ///
-    /// As the driver answers. What was not destroyed is lost.
+    /// Any driver error. Pools that could not be destroyed are leaked.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};

@@ -1,4 +1,4 @@
-//! Whether a pool could be made, asked without making one where that can be known.
+//! Whether a pool can be created, determined without creating one where possible.
 
 use cuda_driver_sys::{CUdevice_attribute, CudaVersion};
 
@@ -10,7 +10,7 @@ use crate::driver::device::{HandleTypes, Reason, Support};
 use crate::driver::location::{AllocationType, Location};
 use crate::stream::recording;
 
-/// What decides whether a pool can be made, as far as attributes do not tell.
+/// The properties that decide whether a pool can be created, beyond what attributes report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Question {
     driver: Driver,
@@ -20,22 +20,20 @@ struct Question {
     hw_decompress: bool,
 }
 
-/// Questions that were answered by making a pool.
+/// Questions that were answered by creating a pool.
 static ANSWERS: Lock<Vec<(Question, Support)>> = Lock::new(Vec::new());
 
 impl PoolBuilder {
-    /// Whether a pool like this can be made. Where the device's attributes do not tell, or are known to
-    /// say yes wrongly, a pool is made and destroyed, once in the life of the process; the
-    /// answer is remembered. Creates no context.
+    /// Whether such a pool can be created. Where the device's attributes do not say, or are known to report support
+    /// wrongly, a pool is created and destroyed, once per process; the answer is cached. Creates no context.
     ///
-    /// Access of other devices is not looked at; see
-    /// [`Device::can_access_peer`](crate::Device::can_access_peer).
+    /// Access of other devices is not checked; see [`Device::can_access_peer`](crate::Device::can_access_peer).
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for what does not go together, as in
-    /// [`build`](Self::build); [`Capturing`](crate::ErrorKind::Capturing) if a pool would have to be made
-    /// while this crate captures a stream; else as the driver answers to queries.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for incompatible options, as in [`build`](Self::build);
+    /// [`Capturing`](crate::ErrorKind::Capturing) if a pool would have to be created while this crate captures a
+    /// stream; otherwise any error of the driver's queries.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -64,7 +62,7 @@ impl PoolBuilder {
         self.try_once()
     }
 
-    /// A no that needs no trial.
+    /// A negative answer that needs no trial.
     fn told_by_attributes(&self) -> Result<Option<Support>> {
         use CUdevice_attribute as A;
         let pinned = self.allocation_type == AllocationType::Pinned;
@@ -74,7 +72,7 @@ impl PoolBuilder {
             if !pools.is_yes() {
                 return Ok(Some(pools));
             }
-            // Drivers before 11.3 do not know the mask, which says nothing of what they can do (R2).
+            // Drivers before 11.3 do not know the mask, but may still support the handle types (R2).
             let mask = device.query_since(
                 A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
                 CudaVersion::new(11, 3),
@@ -83,14 +81,14 @@ impl PoolBuilder {
             if offered.is_some_and(|offered| !offered.contains(self.handle_types)) {
                 return Ok(no);
             }
-            // The driver makes such a pool also where there is no such engine (measured).
+            // The driver creates such a pool even if there is no such engine (measured).
             let engine = A::CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK;
             if self.hw_decompress && device.query_since(engine, CudaVersion::new(12, 8))? == Some(0)
             {
                 return Ok(no);
             }
         }
-        // Which drivers know which attribute: R4. One that does not says nothing.
+        // Which drivers know which attribute: R4. A driver that does not know it gives no answer.
         let (attribute, major, minor) = match self.location {
             Location::Host if pinned => (A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0),
             Location::HostNuma(_) if pinned => (
@@ -119,7 +117,7 @@ impl PoolBuilder {
             handle_types: self.handle_types,
             hw_decompress: self.hw_decompress,
         };
-        // Held over the trial, so that there is one.
+        // Held over the trial, so that there is only one.
         let mut answers = ANSWERS.lock()?;
         let known = answers.iter().find(|(asked, _)| *asked == question);
         if let Some((_, answer)) = known {
@@ -133,7 +131,7 @@ impl PoolBuilder {
                 Support::Yes
             }
             Err(error) => match error.code() {
-                // Anything else is no answer about the machine: ask again next time.
+                // Any other error says nothing about the machine: try again next time.
                 Some(code)
                     if error.function() == Some("cuMemPoolCreate") && error.is_inability() =>
                 {

@@ -1,4 +1,4 @@
-//! A release threshold for the length of a scope.
+//! A release threshold for the duration of a scope.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,17 +8,17 @@ use super::{Pool, ReleaseThreshold};
 use crate::base::error::Result;
 use crate::base::report;
 
-/// The thresholds that scopes ask for, and the one that holds without them.
+/// The thresholds requested by scopes, and the one in effect without them.
 #[derive(Debug, Default)]
 pub(super) struct Scopes {
-    /// Bytes asked for, and how many scopes ask for so much.
+    /// Requested bytes, and how many scopes request that value.
     users: BTreeMap<u64, usize>,
-    /// What the pool has when the last scope ends; `None` if it has it.
+    /// The threshold to restore when the last scope ends; `None` if it is already set.
     base: Option<u64>,
 }
 
 impl Scopes {
-    /// What the pool has now.
+    /// The threshold in effect now.
     fn effective(&self) -> u64 {
         let highest = self.users.last_key_value().map_or(0, |(bytes, _)| *bytes);
         highest.max(self.base.unwrap_or(0))
@@ -42,14 +42,14 @@ impl Scopes {
 }
 
 impl Pool {
-    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next
-    /// synchronisation of a stream, an event or a context, not now; see [`trim_to`](Self::trim_to).
+    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next synchronisation of
+    /// a stream, an event or a context, not immediately; see [`trim_to`](Self::trim_to).
     ///
-    /// While a [`RaisedThreshold`] lives, the pool keeps at least what that asks for.
+    /// While a [`RaisedThreshold`] lives, the pool keeps at least the amount it requests.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
         let mut scopes = self.scopes()?;
@@ -60,13 +60,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Lets the pool keep at least this much while the guard lives, then what it kept before. Scopes
-    /// are counted: the highest of those that live holds, whatever the order in which they end, also
-    /// with several threads and several handles of one pool.
+    /// Raises the threshold to at least this value while the guard lives, then restores it. Scopes are counted: the
+    /// highest live one is in effect, whatever the order in which they end, even with several threads and several
+    /// handles to one pool.
     ///
     /// # Errors
     ///
-    /// As the driver answers; nothing is changed then.
+    /// Any driver error; on error nothing is changed.
     ///
     /// ```
     /// use cuda_mem::{Driver, ReleaseThreshold};
@@ -107,7 +107,7 @@ impl Pool {
     }
 }
 
-/// The pool keeps more while this lives. From [`Pool::raise_release_threshold`].
+/// A guard that keeps the release threshold raised. From [`Pool::raise_release_threshold`].
 #[must_use = "the threshold is raised only while the guard lives"]
 pub struct RaisedThreshold {
     pool: Pool,

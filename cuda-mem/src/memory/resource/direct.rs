@@ -1,4 +1,4 @@
-//! Memory of a device without a pool.
+//! Device memory without a pool.
 
 use std::fmt;
 
@@ -13,14 +13,13 @@ use crate::driver::raw;
 use crate::memory::reclaim;
 use crate::stream::Stream;
 
-/// Memory of a device from `cuMemAlloc`, which every driver and device has.
+/// Device memory from `cuMemAlloc`, which every driver and device supports.
 ///
-/// For devices without memory pools, and for memory that pools cannot give: for the older calls that
-/// share memory between processes, and for some network cards.
+/// For devices without memory pools, and for memory that pools cannot provide: for the older inter-process sharing
+/// calls and for some network cards.
 ///
-/// Taking memory back keeps the order of the stream by waiting for it, on the host, and the driver waits
-/// for the whole device besides. On an H200 an allocation and its free cost about a hundred times what
-/// they cost in a pool.
+/// Deallocation keeps stream order by waiting for the stream on the host, and the driver also waits for the whole
+/// device. On an H200 an allocation and its free cost about a hundred times as much as in a pool.
 ///
 /// ```
 /// use cuda_mem::{Driver, Resource};
@@ -44,7 +43,8 @@ impl fmt::Debug for DirectResource {
 }
 
 impl DirectResource {
-    /// Memory of this device. Makes nothing: allocations use the context of their stream.
+    /// Creates a resource for memory of this device. Creates no context: allocations use the context of their
+    /// stream.
     #[must_use]
     pub fn new(device: Device) -> Self {
         Self(device)

@@ -1,4 +1,4 @@
-//! A handle of any resource.
+//! A handle to any resource.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -16,8 +16,8 @@ use crate::driver::device::Device;
 use crate::memory::pool::Pool;
 use crate::stream::Stream;
 
-/// A handle of any [`MemoryResource`], cheap to clone and to share between threads. What it hands out
-/// keeps it alive.
+/// A handle to any [`MemoryResource`], cheap to clone and to share between threads. Buffers allocated from it keep
+/// it alive.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, Resource};
@@ -35,7 +35,7 @@ use crate::stream::Stream;
 #[derive(Clone)]
 pub struct Resource {
     pub(crate) inner: Handle,
-    /// Asked once: the device whose memory it is.
+    /// The device that the memory belongs to, queried once.
     pub(crate) device: Option<Device>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Handle {
     kept: Option<Kept>,
 }
 
-/// So many threads count the buffers of a resource without getting into each other's way.
+/// How many threads can count the buffers of a resource without contention.
 const THREADS: usize = 32;
 
 type Kept = Shared<Arc<dyn MemoryResource>, THREADS>;
@@ -102,21 +102,21 @@ impl Deref for Handle {
 }
 
 impl Resource {
-    /// A handle of this resource. To keep another one for what only its own type offers, such as the
-    /// numbers of a [`StatisticsAdaptor`](crate::memory::StatisticsAdaptor), make it from an [`Arc`].
+    /// Creates a handle to this resource. To keep access to methods of the concrete type, such as the numbers of a
+    /// [`StatisticsAdaptor`](crate::memory::StatisticsAdaptor), create the handle from an [`Arc`].
     #[must_use]
     pub fn new(resource: impl MemoryResource + 'static) -> Self {
         Self::from(Arc::new(resource))
     }
 
-    /// A handle of a resource that is there as long as the program. Buffers then count no handle, which
-    /// matters where many threads allocate from one resource.
+    /// Creates a handle to a resource that lives as long as the program. Buffers then do no reference counting,
+    /// which matters where many threads allocate from one resource.
     #[must_use]
     pub fn from_static(resource: &'static dyn MemoryResource) -> Self {
         Self::from(Handle::of_static(resource))
     }
 
-    /// The device whose memory it is; `None` for memory of the host and managed memory.
+    /// The device that the memory belongs to; `None` for host memory and managed memory.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         self.device
@@ -186,7 +186,7 @@ unsafe impl MemoryResource for Resource {
     }
 }
 
-/// Two handles are equal if they are of one resource.
+/// Two handles are equal if they refer to the same resource.
 impl PartialEq for Resource {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::addr_eq(&raw const *self.inner, &raw const *other.inner)

@@ -13,11 +13,12 @@ use crate::driver::pointer::MemoryKind;
 use crate::driver::raw;
 use crate::stream::Stream;
 
-/// Managed memory from `cuMemAllocManaged`: the host and all devices use it at one address, and it moves
-/// to whoever touches it. There may be more of it than a device has.
+/// Managed memory from `cuMemAllocManaged`: the host and all devices use it at one address, and pages migrate to
+/// the processor that touches them. Allocations may exceed the memory of a device.
 ///
-/// Nothing is moved or taken at the allocation; a [`PrefetchAdaptor`](crate::memory::PrefetchAdaptor) moves it to
-/// the stream's device at once. Taking back waits for the stream and the device.
+/// An allocation neither moves data nor takes physical memory; a
+/// [`PrefetchAdaptor`](crate::memory::PrefetchAdaptor) moves it to the stream's device at once. Deallocation waits
+/// for the stream and the device.
 ///
 /// ```
 /// use cuda_mem::{Driver, Resource};
@@ -41,7 +42,7 @@ impl fmt::Debug for ManagedResource {
 }
 
 impl ManagedResource {
-    /// Managed memory of this driver's. Makes nothing.
+    /// Creates a resource for managed memory of this driver. Creates no context.
     #[must_use]
     pub fn new(driver: Driver) -> Self {
         Self(driver)

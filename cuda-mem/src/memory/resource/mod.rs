@@ -27,28 +27,27 @@ use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
 use crate::stream::recording;
 
-/// The alignment in bytes that every resource keeps, whatever less is asked for.
+/// The minimum alignment in bytes of every resource, even if a request asks for less.
 pub const RESOURCE_ALIGNMENT: usize = 256;
 
-/// Something that hands out memory in the order of a stream and takes it back.
+/// An allocator of memory in stream order.
 ///
-/// Sizes come as a [`Layout`]: bytes, and an alignment in bytes. A layout cannot be so large that
-/// rounding it up to its alignment overflows, so a resource need not fear that.
+/// Sizes are given as a [`Layout`]: bytes, and an alignment in bytes. Rounding the size of a layout up to its
+/// alignment cannot overflow, so a resource need not check for that.
 ///
-/// The memory may be used in the order of the stream from the allocation on, and by other streams that
-/// were made to wait for it. That holds for taking back too: what is in the stream at
-/// [`deallocate`](Self::deallocate) may still use the memory, and a resource that cannot take it back in
-/// that order has to wait for the stream first.
+/// From the allocation on, the memory may be used in the order of the stream, and by other streams that wait for
+/// it. Deallocation is stream-ordered too: work already in the stream at [`deallocate`](Self::deallocate) may still
+/// use the memory, and a resource that cannot free in stream order has to wait for the stream first.
 ///
-/// Programs seldom call these two; [`Resource`] has what is built on them. Errors name a resource by its [`Debug`], so
-/// keep that to one short line.
+/// Programs rarely call these two directly; [`Resource`] provides buffers built on them. Errors name a resource by
+/// its [`Debug`] output, so keep that to one short line.
 ///
 /// # Safety
 ///
-/// Memory from [`allocate`](Self::allocate) must be at least as large and as aligned as asked, and to
-/// [`RESOURCE_ALIGNMENT`], usable by the device of the stream and as [`memory_properties`](Self::memory_properties) says, and
-/// nobody else's until it was given to [`deallocate`](Self::deallocate) and the stream has come to that
-/// point. No bytes are address 0.
+/// Memory from [`allocate`](Self::allocate) must have at least the requested size and alignment, be aligned to at
+/// least [`RESOURCE_ALIGNMENT`], and be usable by the device of the stream and as
+/// [`memory_properties`](Self::memory_properties) says. It must not be handed out again until it has been passed to
+/// [`deallocate`](Self::deallocate) and the stream has reached that point. Zero bytes have address 0.
 ///
 /// ```
 /// use std::alloc::Layout;
@@ -85,30 +84,29 @@ pub const RESOURCE_ALIGNMENT: usize = 256;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub unsafe trait MemoryResource: Debug + Send + Sync {
-    /// Hands out memory in the order of `stream`; its content is arbitrary. Address 0 for no bytes,
-    /// without asking anybody.
+    /// Allocates memory in the order of `stream`; its contents are unspecified. A request for zero bytes returns
+    /// address 0 without asking upstream or the driver.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is none; the resource still works then.
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an alignment that the resource does not know, and
-    /// for a stream whose device does not reach the memory. Else as the resource likes.
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not enough memory; the resource stays usable.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an unsupported alignment, and for a stream whose device
+    /// cannot access the memory. Otherwise any error the resource chooses.
     #[cfg_attr(doc, doc(alias = "do_allocate"))]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr>;
 
-    /// Takes memory back in the order of `stream`. Nothing for address 0.
+    /// Deallocates memory in the order of `stream`. Does nothing for address 0.
     ///
     /// # Errors
     ///
-    /// If the error [had no effect](Error::had_no_effect), the memory is still allocated, and is given back
-    /// again later. After any other it is given up for lost. So do not answer with an error of what you do
-    /// after the memory is free. A panic is an error of the second kind.
+    /// If the error [had no effect](Error::had_no_effect), the memory is still allocated, and the caller will
+    /// deallocate it again later. After any other error the memory is considered lost. So do not return errors from
+    /// work done after the memory is free. A panic counts as an error of the second kind.
     ///
     /// # Safety
     ///
-    /// `address` must come from this resource, for this layout, and be given back once. Every stream
-    /// that used it must have been made to be waited for by `stream`, which need not be the one that it
-    /// was allocated on.
+    /// `address` must come from this resource, for this layout, and be deallocated only once. `stream` must already
+    /// wait on every stream that used the memory; it need not be the stream it was allocated on.
     unsafe fn deallocate(
         &self,
         address: CUdeviceptr,
@@ -116,18 +114,19 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         stream: &Stream,
     ) -> Result<()>;
 
-    /// As [`deallocate`](Self::deallocate), for memory that several streams used: it is taken back in the order of
-    /// `stream` and after all that is in `others` now. By default `stream` is made to wait for them. A resource that keeps
-    /// memory for reuse can do better: [`Arena`](crate::Arena) makes no stream wait, and the memory is not handed out
-    /// before all of them are done. It is what PyTorch's `record_stream` is for.
+    /// Like [`deallocate`](Self::deallocate), for memory that several streams used: the memory is freed in the
+    /// order of `stream` and after all work now in `others`. By default `stream` is made to wait for `others`. A
+    /// resource that caches memory can do better: [`Arena`](crate::Arena) makes no stream wait, and does not reuse
+    /// the memory until all of them are done. This serves the purpose of PyTorch's `record_stream`.
     ///
     /// # Errors
     ///
-    /// As there; also if the streams cannot be ordered, which has no effect.
+    /// Same as [`deallocate`](Self::deallocate); also an error if the streams cannot be ordered, which has no
+    /// effect.
     ///
     /// # Safety
     ///
-    /// As there, but that `stream` need not have been made to wait for `others`.
+    /// Same as [`deallocate`](Self::deallocate), except that `stream` need not wait for `others`.
     #[doc(alias = "record_stream")]
     unsafe fn deallocate_after(
         &self,
@@ -141,28 +140,28 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         unsafe { self.deallocate(address, layout, stream) }
     }
 
-    /// What kind of memory it is, and who reaches it.
+    /// The kind of memory, and what can access it.
     fn memory_properties(&self) -> MemoryProperties;
 
-    /// The pool that the memory comes from in the end, for its statistics and settings; `None` if it is no
-    /// pool's. By default `None`.
+    /// The pool that the memory ultimately comes from, for its statistics and settings; `None` if there is none.
+    /// The default is `None`.
     fn pool(&self) -> Option<&Pool> {
         None
     }
 
-    /// Gives back what this resource and those below it keep but do not use, until they keep as little
-    /// as they can but no less than `keep` bytes. Never waits. By default there is nothing to give.
+    /// Releases unused memory held by this resource and its upstreams, down to as little as possible but no less
+    /// than `keep` bytes. Never waits. By default does nothing.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     fn trim_to(&self, keep: u64) -> Result<()> {
         let _ = keep;
         Ok(())
     }
 }
 
-/// What points to a resource is one too.
+/// Pointers to a resource are resources too.
 macro_rules! forward {
     ($(<$($generic:ident)?> $pointer:ty),* $(,)?) => {$(
         // SAFETY: everything is the resource's own doing.
@@ -219,8 +218,8 @@ pub(crate) use forward;
 
 forward!(<R> &R, <R> Arc<R>, <R> Box<R>);
 
-/// What the resources that ask the driver for each block have in common: `take` gets the bytes, with the
-/// stream's context current.
+/// The common part of resources that ask the driver for each block. `take` is called with the number of bytes and
+/// with the stream's context current.
 fn allocate_plain(
     what: &impl Debug,
     layout: Layout,
@@ -228,7 +227,7 @@ fn allocate_plain(
     take: impl Fn(usize) -> Result<CUdeviceptr>,
 ) -> Result<CUdeviceptr> {
     require_alignment(what, layout)?;
-    // Nobody could wait for another thread's own stream before the free.
+    // Before the free, this thread could not wait for another thread's per-thread stream.
     drop(stream.as_ref().ask()?);
     if layout.size() == 0 {
         return Ok(0);
@@ -237,8 +236,8 @@ fn allocate_plain(
     take(layout.size()).map_err(|error| explain(error, what, layout.size(), stream))
 }
 
-/// Waits for the stream, and frees then. A capture, of this stream or another one, is not disturbed: if it
-/// is in the way, nothing is done and the answer says so.
+/// Waits for the stream, then frees. No capture is disturbed, of this stream or another: if one prevents the free,
+/// this does nothing and returns an error that says so.
 fn wait_and_free(
     address: CUdeviceptr,
     stream: &Stream,
@@ -248,7 +247,7 @@ fn wait_and_free(
         return Ok(());
     }
     stream.as_ref().refuse_captured(CAPTURED)?;
-    // What the wait would give back may belong to a resource that holds a lock around this call.
+    // Memory that the wait would release may belong to a resource that holds a lock around this call.
     let _inside = ResourceCall::enter();
     recording::with_relaxed_capture_mode(stream.device().driver().table(), || {
         stream.synchronize()?;
@@ -256,11 +255,11 @@ fn wait_and_free(
     })
 }
 
-/// Why memory of no graph is not freed in a captured stream.
+/// Why memory outside a graph is not freed in a captured stream.
 pub(crate) const CAPTURED: &str = "the buffer's stream is being captured into a graph, where only the graph's own \
                                    memory can be freed; free the buffer before or after";
 
-/// An error if more than the common alignment is asked for.
+/// An error if the request asks for more than the common alignment.
 #[inline]
 pub(crate) fn require_alignment(what: &dyn Debug, layout: Layout) -> Result<()> {
     if layout.align() <= RESOURCE_ALIGNMENT {
@@ -277,7 +276,7 @@ fn misaligned(what: &dyn Debug, layout: Layout) -> Error {
     ))
 }
 
-/// An error if the stream is of another driver.
+/// An error if the stream belongs to another driver.
 fn require_driver(driver: Driver, stream: &Stream) -> Result<()> {
     driver.require_same(
         stream.device().driver(),
@@ -292,7 +291,7 @@ fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
     ))
 }
 
-/// Adds what was asked for, and to an out-of-memory answer the numbers of the device.
+/// Adds the request to the error, and the numbers of the device to an out-of-memory error.
 #[cold]
 pub(crate) fn explain(error: Error, what: &dyn Debug, bytes: usize, stream: &Stream) -> Error {
     error

@@ -1,4 +1,4 @@
-//! Memory of the host that devices reach.
+//! Host memory that devices can access.
 
 use crate::driver::device::write_flags;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::driver::raw::{self, Table};
 use crate::stream::Stream;
 
 bitflags! {
-    /// How pinned memory is made. The default is [`PORTABLE`](Self::PORTABLE) alone.
+    /// How pinned memory is allocated. The default is [`PORTABLE`](Self::PORTABLE) alone.
     ///
     /// ```
     /// use cuda_mem::memory::HostFlags;
@@ -26,16 +26,16 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct HostFlags: u32 {
-        /// Pinned for every context of the process, and not only for the one that asks. Where host and
-        /// devices share their addresses, as all 64-bit systems do, it always is.
+        /// Pinned for every context of the process, not only the allocating one. With unified addressing, as on all
+        /// 64-bit systems, this is always the case.
         #[doc(alias = "CU_MEMHOSTALLOC_PORTABLE")]
         const PORTABLE = 1;
-        /// The devices have an address for it. Where host and devices share their addresses it always is.
+        /// Mapped into the address space of the devices. With unified addressing this is always the case.
         #[doc(alias("CU_MEMHOSTALLOC_DEVICEMAP", "cudaHostAllocMapped"))]
         const MAPPED = 2;
-        /// The host writes past its caches, which spares those that a device would have to ask. Reading
-        /// such memory on the host is very slow, and so is writing it in another order than from
-        /// beginning to end. On some machines copies of it are slower too: measure before you choose it.
+        /// Host writes bypass the caches, so device accesses need not snoop them. Reading such memory on the host
+        /// is very slow, and so is writing it in any order other than from beginning to end. On some machines
+        /// copies from or to it are slower too: measure before choosing it.
         #[doc(alias("CU_MEMHOSTALLOC_WRITECOMBINED", "cudaHostAllocWriteCombined"))]
         const WRITE_COMBINED = 4;
     }
@@ -54,11 +54,11 @@ impl Default for HostFlags {
     }
 }
 
-/// Pinned memory of the host from `cuMemHostAlloc`: every device reads and writes it over the bus, and so
-/// does the host, at one address. For staging, and for what devices touch seldom. Memory that the program
-/// itself reads and writes as a slice is a [`PinnedBuffer`](crate::mapped::PinnedBuffer).
+/// Pinned host memory from `cuMemHostAlloc`: the host and every device read and write it at one address, devices
+/// over the bus. For staging, and for data that devices rarely touch. For memory that the program itself reads and
+/// writes as a slice, use a [`PinnedBuffer`](crate::mapped::PinnedBuffer).
 ///
-/// Allocating takes milliseconds for large sizes, and taking back waits for the stream and the device.
+/// Allocation takes milliseconds for large sizes, and deallocation waits for the stream and the device.
 ///
 /// ```
 /// use cuda_mem::{Driver, Resource};
@@ -85,13 +85,14 @@ impl fmt::Debug for PinnedResource {
 }
 
 impl PinnedResource {
-    /// Pinned memory of this driver's, [portable](HostFlags::PORTABLE) and nothing more. Makes nothing.
+    /// Creates a resource for pinned memory of this driver, with only the flag [`PORTABLE`](HostFlags::PORTABLE).
+    /// Creates no context.
     #[must_use]
     pub fn new(driver: Driver) -> Self {
         Self::with_flags(driver, HostFlags::default())
     }
 
-    /// Pinned memory with other flags. Makes nothing.
+    /// Creates a resource for pinned memory with these flags. Creates no context.
     ///
     /// ```
     /// use cuda_mem::{Driver, Resource};
@@ -111,7 +112,7 @@ impl PinnedResource {
         Self { driver, flags }
     }
 
-    /// The flags that its memory has.
+    /// The flags of its memory.
     #[must_use]
     pub fn flags(&self) -> HostFlags {
         self.flags
@@ -128,8 +129,7 @@ impl PinnedResource {
         if !self.flags.contains(HostFlags::WRITE_COMBINED) {
             return Ok(address);
         }
-        // Only of such memory the driver does not promise that the addresses are the same. On an H200
-        // they are (measured).
+        // Only for such memory does the driver not guarantee equal addresses. On an H200 they are (measured).
         // SAFETY: the caller's, and the memory was allocated just now.
         let found = unsafe { raw::host::device_pointer(table, host) }.and_then(|device| {
             if device == address {
@@ -147,7 +147,7 @@ impl PinnedResource {
     }
 }
 
-/// An error if there are flags that this crate does not know: what they would do, nobody has looked at.
+/// An error if there are flags unknown to this crate, because their effect is untested.
 pub(crate) fn require_known<F: Flags<Bits = u32>>(flags: F, known: F) -> Result<()> {
     let unknown = flags.bits() & !known.bits();
     if unknown == 0 {
@@ -159,16 +159,15 @@ pub(crate) fn require_known<F: Flags<Bits = u32>>(flags: F, known: F) -> Result<
     )))
 }
 
-/// Gives back memory that nobody has seen yet.
+/// Frees memory whose address has not been handed out yet.
 fn free_unused(table: &Table, host: *mut c_void) {
     // SAFETY: the memory was allocated just now, and nobody has its address.
     report::release("pinned memory", || unsafe { raw::host::free(table, host) });
 }
 
-// SAFETY: `cuMemHostAlloc` hands out memory that is nobody else's until `cuMemFreeHost`, aligned to 512 bytes or more (R132),
-// at one address for the host and for all devices (unified addressing, which all 64-bit Linux systems
-// have); where the driver does not promise that, `take` has looked. Before the free the host waits for the
-// stream.
+// SAFETY: `cuMemHostAlloc` hands out memory that nothing else uses until `cuMemFreeHost`, aligned to 512 bytes or
+// more (R132), at one address for the host and for all devices (unified addressing, which all 64-bit Linux systems
+// have); where the driver does not promise that, `take` has looked. Before the free the host waits for the stream.
 unsafe impl MemoryResource for PinnedResource {
     #[doc(alias = "cuMemHostAlloc")]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {

@@ -1,4 +1,4 @@
-//! What kind of memory a resource has, and who reaches it.
+//! The kind of memory a resource has, and what can access it.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::pointer::MemoryKind;
 
-/// What kind of memory a resource hands out, and who may use it.
+/// The kind of memory that a resource hands out, and what can access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryProperties {
-    /// Where the memory lies.
+    /// Where the memory is.
     pub kind: MemoryKind,
-    /// The device whose memory it is, if it is that of one.
+    /// The device that the memory belongs to, if it belongs to a single device.
     pub device: Option<Device>,
-    /// Whether the host may read and write it by its address.
+    /// Whether the host can read and write the memory at its address.
     pub host: bool,
-    /// The devices whose work may use it.
+    /// The devices that can access the memory.
     pub devices: DeviceSet,
 }
 
 impl MemoryProperties {
-    /// Memory of one device, which alone reaches it.
+    /// Memory of one device, accessible only to that device.
     #[must_use]
     pub fn of_device(device: Device) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl MemoryProperties {
         }
     }
 
-    /// Memory that the host and all devices reach.
+    /// Memory that the host and all devices can access.
     #[must_use]
     pub fn of_everybody(kind: MemoryKind, driver: Driver) -> Self {
         Self {
@@ -42,14 +42,14 @@ impl MemoryProperties {
         }
     }
 
-    /// Whether work of `device` may use the memory.
+    /// Whether `device` can access the memory.
     #[must_use]
     pub fn reaches(&self, device: Device) -> bool {
         self.devices.contains(device)
     }
 }
 
-/// Some of the devices of a driver: the first 64 of them, which is as many as drivers have.
+/// A set of devices of a driver. Holds ordinals below 64, the most that drivers support.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -86,7 +86,7 @@ impl DeviceSet {
         }
     }
 
-    /// These devices and one more. One of another driver changes nothing.
+    /// Adds a device to the set. A device of another driver is ignored.
     #[must_use]
     pub fn with(self, device: Device) -> Self {
         if device.driver() != self.driver {
@@ -98,7 +98,7 @@ impl DeviceSet {
         }
     }
 
-    /// Whether the device is among them.
+    /// Whether the set contains the device.
     #[inline]
     #[must_use]
     pub fn contains(&self, device: Device) -> bool {

@@ -1,4 +1,4 @@
-//! Choosing a GPU without touching any.
+//! Choosing a GPU without using any.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use crate::base::error::{Bytes, Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::device::Device;
 
-/// Which GPU to take. Looking for it makes no context and, with [`pick`](Self::pick), does not even
-/// initialise the driver.
+/// Criteria for choosing a GPU. The search creates no context and, with [`pick`](Self::pick), does not even initialise
+/// the driver.
 ///
 /// ```
 /// use cuda_mem::Driver;
@@ -25,11 +25,10 @@ use crate::driver::device::Device;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// What cannot be used is passed over: a GPU that does not answer, one whose compute mode admits no
-/// context, and, where MIG is on, the whole GPU, in whose place its instances are looked at.
+/// Unusable GPUs are skipped: those that do not respond and those whose compute mode allows no context. Where MIG is
+/// on, the instances are considered instead of the whole GPU.
 ///
-/// What is free is a moment's value: another process may take it before this one does. A program that
-/// must not fail then tries again.
+/// Free memory is a snapshot: another process may take it first. A program that must not fail should then retry.
 pub struct DeviceChoice<'a> {
     at_least: u64,
     most_free: bool,
@@ -39,7 +38,7 @@ pub struct DeviceChoice<'a> {
 type Filter<'a> = dyn Fn(&NvmlDevice) -> bool + 'a;
 
 impl<'a> DeviceChoice<'a> {
-    /// The one with the most free memory; the first of those with the same.
+    /// Takes the device with the most free memory, the first one if several are equal.
     #[must_use]
     pub fn most_free() -> Self {
         Self {
@@ -49,7 +48,7 @@ impl<'a> DeviceChoice<'a> {
         }
     }
 
-    /// The first that will do.
+    /// Takes the first suitable device.
     #[must_use]
     pub fn first() -> Self {
         Self {
@@ -58,8 +57,8 @@ impl<'a> DeviceChoice<'a> {
         }
     }
 
-    /// With at least this many bytes free. The context itself will take some of them: hundreds of MiB,
-    /// depending on driver and GPU.
+    /// Requires at least this many free bytes. The context itself takes some of them: hundreds of MiB, depending on
+    /// driver and GPU.
     #[must_use]
     pub fn at_least(self, bytes: u64) -> Self {
         Self {
@@ -68,7 +67,7 @@ impl<'a> DeviceChoice<'a> {
         }
     }
 
-    /// Only those for which `fits` answers true.
+    /// Considers only devices for which `fits` returns true.
     ///
     /// ```
     /// # nvidia_ml_sim::use_if_no_nvml();
@@ -86,14 +85,13 @@ impl<'a> DeviceChoice<'a> {
         self
     }
 
-    /// Chooses among **all** GPUs and MIG instances of the machine, for programs that set
-    /// `CUDA_VISIBLE_DEVICES` for a process they start, or that run where it is not used. CUDA is not
-    /// started.
+    /// Chooses among **all** GPUs and MIG instances of the machine, for programs that set `CUDA_VISIBLE_DEVICES` for a
+    /// process they start, or that run where it is not used. CUDA is not initialised.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if one would do but for its free memory,
-    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if none would; the text says what keeps each from it.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if a device is suitable except that too little memory is free,
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if none is suitable; the message gives the reason for each.
     ///
     /// ```
     /// use cuda_mem::placement::{DeviceChoice, Nvml};
@@ -118,8 +116,7 @@ impl<'a> DeviceChoice<'a> {
         judge.verdict()
     }
 
-    /// Chooses among the devices that the driver shows this process. The driver is initialised, and no
-    /// context is made.
+    /// Chooses among the devices that are visible to this process. Initialises the driver, and creates no context.
     ///
     /// # Errors
     ///
@@ -135,7 +132,7 @@ impl<'a> DeviceChoice<'a> {
         judge.verdict()
     }
 
-    /// How much is free there, or what keeps it from being chosen.
+    /// Free bytes of the device, or why it is unsuitable.
     fn examine(&self, unit: &NvmlDevice) -> Result<u64, Unfit> {
         // Not all devices tell, and MIG instances have none: what is not known is no obstacle.
         match unit.compute_mode() {
@@ -174,9 +171,9 @@ fn units(gpu: NvmlDevice) -> Result<Vec<NvmlDevice>> {
     Ok(vec![gpu])
 }
 
-/// Why a device is not the one.
+/// Why a device is unsuitable.
 enum Unfit {
-    /// It has too little that is free.
+    /// Too little memory is free.
     Memory(String),
     Other(String),
 }

@@ -5,16 +5,16 @@ use crate::base::error::{ErrorKind, Result};
 use crate::driver::device::Device;
 
 impl Device {
-    /// The same device as NVML sees it, whatever `CUDA_VISIBLE_DEVICES` made of the ordinals. No
-    /// context is made.
+    /// The same device as NVML sees it, regardless of how `CUDA_VISIBLE_DEVICES` changed the ordinals. No context is
+    /// created.
     ///
-    /// Found by the UUID, of a GPU or of a MIG instance, or else by the place on the PCI bus. With a
-    /// driver before 11.4 and MIG, the result is the whole GPU.
+    /// Found by the UUID of the GPU or MIG instance, or else by the PCI bus address. With a driver
+    /// before 11.4 and MIG, the result is the whole GPU.
     ///
     /// # Errors
     ///
-    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if NVML does not know the device. Otherwise as the
-    /// driver and NVML answer.
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if NVML does not know the device. Otherwise any error that the
+    /// driver or NVML reports.
     ///
     /// ```
     /// use cuda_mem::Driver;

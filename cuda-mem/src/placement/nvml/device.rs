@@ -9,7 +9,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::device::{PciId, Uuid};
 use crate::driver::raw;
 
-/// A GPU, or a MIG instance of one. A cheap handle; asking it makes no context.
+/// A GPU, or a MIG instance of one. A cheap handle; queries create no context.
 ///
 /// ```
 /// # nvidia_ml_sim::use_if_no_nvml();
@@ -27,7 +27,7 @@ use crate::driver::raw;
 pub struct NvmlDevice {
     nvml: Nvml,
     raw: nvmlDevice_t,
-    /// Of a MIG instance that was found through its GPU.
+    /// The GPU of a MIG instance that was found through it.
     parent: Option<nvmlDevice_t>,
 }
 
@@ -47,12 +47,11 @@ impl NvmlDevice {
         self.raw
     }
 
-    /// The place in the order of the PCI bus, which is **not** the driver's ordinal. Of a MIG instance,
-    /// its place in its GPU.
+    /// The index in PCI bus order, which is **not** the driver's ordinal. For a MIG instance, its index within its GPU.
     ///
     /// # Errors
     ///
-    /// As NVML answers. So does every function here: a GPU can be lost at any time.
+    /// Any error that NVML reports. This holds for every function here, since a GPU can be lost at any time.
     #[doc(alias = "nvmlDeviceGetIndex")]
     pub fn index(&self) -> Result<u32> {
         // SAFETY: the handle came from this NVML, which is never shut down; so in every function here.
@@ -63,19 +62,19 @@ impl NvmlDevice {
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetName")]
     pub fn name(&self) -> Result<String> {
         // SAFETY: as in `index`.
         unsafe { raw::nvml::name(self.nvml.table(), self.raw) }
     }
 
-    /// The identity as NVML writes it: `GPU-…`, or `MIG-…` for an instance. `CUDA_VISIBLE_DEVICES`
-    /// takes it as it is.
+    /// The identity as NVML writes it: `GPU-…`, or `MIG-…` for an instance. `CUDA_VISIBLE_DEVICES` accepts it
+    /// unchanged.
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetUUID")]
     pub fn uuid_text(&self) -> Result<String> {
         // SAFETY: as in `index`.
@@ -98,11 +97,11 @@ impl NvmlDevice {
         })
     }
 
-    /// Where the device is on the PCI bus. Of a MIG instance, where its GPU is.
+    /// The PCI bus address of the device. For a MIG instance, that of its GPU.
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetPciInfo_v3")]
     pub fn pci_id(&self) -> Result<PciId> {
         let device = self.parent.unwrap_or(self.raw);
@@ -124,14 +123,14 @@ impl NvmlDevice {
         })
     }
 
-    /// Memory, in bytes, as it is at this moment.
+    /// The current memory use, in bytes.
     ///
-    /// Where the library is too old to tell what is reserved, that counts as used, and
-    /// [`NvmlMemory::reserved`] is `None`.
+    /// Where the library is too old to report reserved memory, it counts as used, and [`NvmlMemory::reserved`] is
+    /// `None`.
     ///
     /// # Errors
     ///
-    /// As NVML answers. [`NotSupported`](ErrorKind::NotSupported) on devices that share the host's
+    /// Any error that NVML reports. [`NotSupported`](ErrorKind::NotSupported) on devices that share the host's
     /// memory.
     #[doc(alias("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"))]
     pub fn memory(&self) -> Result<NvmlMemory> {
@@ -163,11 +162,11 @@ impl NvmlDevice {
         }
     }
 
-    /// The window on the memory through which the host and other devices reach it.
+    /// The BAR1 window, through which the host and other devices reach the memory.
     ///
     /// # Errors
     ///
-    /// As NVML answers. [`NotSupported`](ErrorKind::NotSupported) where there is none.
+    /// Any error that NVML reports. [`NotSupported`](ErrorKind::NotSupported) where there is none.
     #[doc(alias = "nvmlDeviceGetBAR1MemoryInfo")]
     pub fn bar1_memory(&self) -> Result<Bar1Memory> {
         // SAFETY: as in `index`.
@@ -183,7 +182,7 @@ impl NvmlDevice {
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetMigMode")]
     pub fn mig_mode(&self) -> Result<Option<MigMode>> {
         // SAFETY: as in `index`.
@@ -194,11 +193,11 @@ impl NvmlDevice {
         }))
     }
 
-    /// The MIG instances of the GPU; none if it has no MIG or it is off.
+    /// The MIG instances of the GPU; none if MIG is off or not supported.
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias(
         "nvmlDeviceGetMaxMigDeviceCount",
         "nvmlDeviceGetMigDeviceHandleByIndex"
@@ -219,22 +218,22 @@ impl NvmlDevice {
         Ok(found)
     }
 
-    /// Who may have a context there.
+    /// How many processes may have a context on the device.
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetComputeMode")]
     pub fn compute_mode(&self) -> Result<ComputeMode> {
         // SAFETY: as in `index`.
         unsafe { raw::nvml::compute_mode(self.nvml.table(), self.raw) }.map(ComputeMode::from)
     }
 
-    /// The processes that have a CUDA context there, in no order.
+    /// The processes that have a CUDA context on the device, in no particular order.
     ///
     /// # Errors
     ///
-    /// [`SymbolMissing`](ErrorKind::SymbolMissing) with drivers before 510. Otherwise as NVML answers.
+    /// [`SymbolMissing`](ErrorKind::SymbolMissing) with drivers before 510. Otherwise any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetComputeRunningProcesses_v3")]
     pub fn processes(&self) -> Result<Vec<NvmlProcess>> {
         // SAFETY: as in `index`.
@@ -250,7 +249,7 @@ impl NvmlDevice {
     }
 }
 
-/// `None` for what the device or the library does not know.
+/// `None` where the device or the library does not support the query.
 fn known<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -275,7 +274,7 @@ impl PartialEq for NvmlDevice {
 
 impl Eq for NvmlDevice {}
 
-/// Its UUID, in words.
+/// Writes its UUID.
 impl fmt::Display for NvmlDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.uuid_text() {

@@ -1,4 +1,4 @@
-//! What NVML tells of a device. All sizes are in bytes.
+//! What NVML reports about a device. All sizes are in bytes.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use cuda_driver_sys::nvml::nvmlComputeMode_t;
 
 use crate::base::error::Bytes;
 
-/// Memory of a device as it was at one moment: the next one, another process may have taken it.
+/// A snapshot of a device's memory. Another process may take free memory at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NvmlMemory {
-    /// All of it, in bytes; the sum of the others.
+    /// Total memory in bytes: the sum of the other fields.
     pub total: u64,
-    /// What nobody has.
+    /// Free memory.
     pub free: u64,
-    /// What programs have, contexts included. Where `reserved` is `None`, that as well.
+    /// Memory used by programs, including contexts. Includes reserved memory where `reserved` is `None`.
     pub used: u64,
-    /// What driver and firmware keep for themselves. `None` if the library lacks
-    /// `nvmlDeviceGetMemoryInfo_v2` and does not tell it apart.
+    /// Memory that the driver and firmware reserve. `None` if the library lacks `nvmlDeviceGetMemoryInfo_v2` and does
+    /// not report it separately.
     pub reserved: Option<u64>,
 }
 
@@ -31,11 +31,11 @@ impl fmt::Display for NvmlMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bar1Memory {
-    /// All of it.
+    /// The whole window.
     pub total: u64,
-    /// What is not mapped.
+    /// The part that is not mapped.
     pub free: u64,
-    /// What is mapped.
+    /// The part that is mapped.
     pub used: u64,
 }
 
@@ -43,23 +43,23 @@ pub struct Bar1Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigMode {
-    /// Whether it is now. CUDA then uses its instances and not the whole GPU.
+    /// Whether MIG is on now. CUDA then uses the instances and not the whole GPU.
     pub enabled: bool,
-    /// Whether it will be after the next reset.
+    /// Whether MIG will be on after the next reset.
     pub pending: bool,
 }
 
-/// Who may have a context on a device.
+/// How many processes may have a context on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ComputeMode {
-    /// Everybody.
+    /// Any number of processes.
     Default,
-    /// Nobody: retaining a context fails.
+    /// None: retaining a context fails.
     Prohibited,
     /// One process at a time.
     ExclusiveProcess,
-    /// A mode that is newer than this crate, or no longer in use, by its number.
+    /// The number of a mode that is newer than this crate or no longer in use.
     Other(u32),
 }
 
@@ -78,9 +78,9 @@ impl From<nvmlComputeMode_t> for ComputeMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NvmlProcess {
-    /// Its number on the host. In a container that is not the number it has inside.
+    /// The process ID on the host, which differs from the ID inside a container.
     pub pid: u32,
-    /// Bytes that it has there; `None` where the system does not tell, as on Windows or for processes
+    /// Bytes that it uses on the device; `None` where the system does not report them, as on Windows or for processes
     /// outside the container.
     pub used_memory: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! Looking at GPUs before touching them. NVML tells what a GPU is and how much of it is free, and makes
-//! no context; neither does it need the driver to be initialised.
+//! Inspecting GPUs before using them. NVML reports what a GPU is and how much of its memory is free. It creates no
+//! context and does not need an initialised driver.
 
 mod choice;
 mod cuda;
@@ -46,9 +46,8 @@ use crate::driver::raw;
 /// `CUDA_VISIBLE_DEVICES` nor the driver's ordinals. Go from one to the other by the UUID, with
 /// [`Driver::device_by_uuid`](crate::Driver::device_by_uuid) and [`Device::nvml`](crate::Device::nvml).
 ///
-/// It is initialised once and stays so until the process ends, because the handles of its devices live
-/// no longer than that; what it holds is some memory of the host and a few descriptors, and nothing on
-/// a GPU.
+/// It is initialised once and stays so until the process ends, because shutting it down would invalidate device
+/// handles. It holds some host memory and a few descriptors, and nothing on a GPU.
 #[derive(Clone, Copy)]
 pub struct Nvml(&'static NvmlLibrary);
 
@@ -61,8 +60,8 @@ impl Nvml {
     ///
     /// [`NvmlMissing`](crate::ErrorKind::NvmlMissing) lists everything that was tried.
     /// [`DriverMissing`](crate::ErrorKind::DriverMissing) if the kernel module is not loaded.
-    /// [`Forked`](crate::ErrorKind::Forked) in a fork of a process that had called this. The driver
-    /// may still be started there.
+    /// [`Forked`](crate::ErrorKind::Forked) in a fork of a process that had called this. The driver can still be
+    /// initialised there.
     #[doc(alias = "nvmlInit")]
     pub fn load() -> Result<Self> {
         static NVML: OnceCell<Nvml> = OnceCell::new();
@@ -114,7 +113,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlSystemGetDriverVersion")]
     pub fn driver_version(&self) -> Result<String> {
         // SAFETY: NVML is initialised, as in every function of this type.
@@ -125,7 +124,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
     pub fn cuda_version(&self) -> Result<CudaVersion> {
         // SAFETY: as above.
@@ -138,7 +137,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// As NVML answers. A single GPU that does not answer, such as one that is lost, is an error here;
+    /// Any error that NVML reports. A single GPU that does not answer, such as one that is lost, is an error here;
     /// [`device_count`](Self::device_count) and [`device`](Self::device) reach the others.
     pub fn devices(&self) -> Result<Vec<NvmlDevice>> {
         (0..self.device_count()?)
@@ -150,7 +149,7 @@ impl Nvml {
     ///
     /// # Errors
     ///
-    /// As NVML answers.
+    /// Any error that NVML reports.
     #[doc(alias = "nvmlDeviceGetCount_v2")]
     pub fn device_count(&self) -> Result<u32> {
         // SAFETY: as above.
@@ -193,7 +192,7 @@ impl Nvml {
         Ok(self.wrap(raw))
     }
 
-    /// The GPU at this place on the PCI bus.
+    /// The GPU at this PCI bus address.
     ///
     /// # Errors
     ///
@@ -216,7 +215,7 @@ fn as_c(text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::invalid(format!("{text:?} has a zero in it")))
 }
 
-/// Two handles are equal if they are the same library, opened by the same call.
+/// Two handles are equal if they refer to the same library, opened by the same call.
 impl PartialEq for Nvml {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)

@@ -1,4 +1,4 @@
-//! By what names the variable can name the devices of a machine.
+//! The names by which the variable can select the devices of a machine.
 
 #![forbid(unsafe_code)]
 
@@ -6,8 +6,8 @@ use crate::driver::device::Uuid;
 
 /// One GPU of the machine, by the names that `CUDA_VISIBLE_DEVICES` has for it.
 ///
-/// A list of them stands for the machine, in the order in which CUDA numbers the devices of a process
-/// without the variable.
+/// A list of identities represents a machine, in the order in which CUDA numbers the devices of a process without the
+/// variable.
 ///
 /// ```
 /// use cuda_mem::driver::Uuid;
@@ -28,7 +28,7 @@ pub struct Identity {
 /// One MIG instance: a part of a GPU that is a device of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MigIdentity {
-    /// As `nvidia-smi -L` writes it, `MIG-` and five groups. Drivers before 470 have none.
+    /// As `nvidia-smi -L` writes it, `MIG-` and five groups. `None` with drivers before 470.
     pub uuid: Option<String>,
     /// The number of its GPU instance.
     pub gpu_instance: u32,
@@ -73,7 +73,7 @@ impl From<Uuid> for Identity {
     }
 }
 
-/// A device that a process can see, by its place in the list that stands for the machine.
+/// A device that a process can see, by its index in the list that represents the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VisibleDevice {
     /// A whole GPU.
@@ -88,7 +88,7 @@ pub enum VisibleDevice {
 }
 
 impl VisibleDevice {
-    /// The place of its GPU.
+    /// The index of its GPU.
     #[must_use]
     pub fn gpu(self) -> usize {
         match self {
@@ -96,7 +96,7 @@ impl VisibleDevice {
         }
     }
 
-    /// What CUDA gives for the text of its UUID, as far as it is known: of the MIG instance, if it is one.
+    /// The text of the UUID that CUDA reports, if known: that of the MIG instance, if it is one.
     #[must_use]
     pub fn uuid(self, machine: &[Identity]) -> Option<&str> {
         let identity = machine.get(self.gpu())?;

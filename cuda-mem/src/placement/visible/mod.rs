@@ -1,7 +1,7 @@
 //! `CUDA_VISIBLE_DEVICES`: which devices a process sees, what the driver read, and why.
 //!
-//! `number`, `parse`, `outcome` and `identity` know neither a driver nor the environment: they say what
-//! a value does to a list of devices. `process` holds that against a driver, `set` writes the variable.
+//! `number`, `parse`, `outcome` and `identity` use neither a driver nor the environment: they compute the effect of a
+//! value on a list of devices. `process` compares that with a driver, `set` writes the variable.
 
 mod identity;
 mod number;
@@ -22,8 +22,8 @@ pub use set::Selector;
 
 use crate::driver::load::start::{DEVICE_ORDER, VISIBLE_DEVICES};
 
-/// What the environment says of the devices that a process is to see: `CUDA_VISIBLE_DEVICES`, and
-/// `CUDA_DEVICE_ORDER`, which its numbers follow.
+/// The environment variables that determine a process's visible devices: `CUDA_VISIBLE_DEVICES`, and
+/// `CUDA_DEVICE_ORDER`, which determines the device numbers.
 ///
 /// ```
 /// use cuda_mem::placement::{Identity, Visibility, VisibleDevice};
@@ -46,7 +46,7 @@ pub struct Visibility {
 }
 
 impl Visibility {
-    /// What the environment says now. A driver that is initialised does not look at it again: see
+    /// Reads the environment now. An initialised driver does not read it again: see
     /// [`Driver::visibility`](crate::Driver::visibility).
     ///
     /// ```
@@ -60,23 +60,24 @@ impl Visibility {
         }
     }
 
-    /// What a driver makes of this value, `None` being no variable, on this machine. Asks nobody.
+    /// How a driver interprets this value on this machine; `None` means that the variable is not set. Makes no driver
+    /// call.
     ///
-    /// `machine` is all devices, in the order in which a process without the variable counts them. That
-    /// is the order of `CUDA_DEVICE_ORDER`; with `FASTEST_FIRST`, the default, it is not the order of
-    /// NVML and `nvidia-smi`.
+    /// `machine` lists all devices, in the order in which a process without the variable numbers them. That
+    /// is the order of `CUDA_DEVICE_ORDER`; with `FASTEST_FIRST`, the default, it is not the order of NVML
+    /// and `nvidia-smi`.
     #[must_use]
     pub fn parse(value: Option<&str>, machine: &[Identity]) -> Visible {
         parse::parse(value, machine)
     }
 
-    /// What a driver that reads this sees of a machine; as [`parse`](Self::parse).
+    /// The devices of a machine that a driver with this environment shows; as [`parse`](Self::parse).
     #[must_use]
     pub fn on(&self, machine: &[Identity]) -> Visible {
         Self::parse(self.text().as_deref(), machine)
     }
 
-    /// How many devices this leaves at most, whatever the machine has; `None` without the variable.
+    /// The maximum number of devices that this leaves visible on any machine; `None` without the variable.
     #[must_use]
     pub fn at_most(&self) -> Option<usize> {
         parse::at_most(self.text().as_deref())
@@ -94,7 +95,8 @@ impl Visibility {
         self.order.as_deref()
     }
 
-    /// What is no UTF-8 is no part of a number or a name, and neither is what replaces it.
+    /// The value, with invalid UTF-8 replaced: neither the invalid bytes nor the replacement can be part of a number or
+    /// name.
     fn text(&self) -> Option<std::borrow::Cow<'_, str>> {
         self.devices().map(OsStr::to_string_lossy)
     }
@@ -111,7 +113,7 @@ impl fmt::Display for Visibility {
     }
 }
 
-/// `NAME=value`, or that it is not set.
+/// Writes `NAME=value`, or that the variable is not set.
 fn said(f: &mut fmt::Formatter<'_>, name: &str, value: Option<&OsStr>) -> fmt::Result {
     match value {
         Some(value) if value.is_empty() => write!(f, "{name} is empty"),

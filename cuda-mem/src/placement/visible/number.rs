@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-/// What is at the beginning of a text.
+/// The number at the beginning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Number {
     /// No number: neither digits nor a sign before them.
@@ -15,7 +15,7 @@ pub(super) enum Number {
 }
 
 impl Number {
-    /// Blanks, one sign, digits; what follows them does not count.
+    /// Reads blanks, one sign, and digits; ignores anything after them.
     pub(super) fn at_start_of(text: &str) -> Self {
         let text = text.trim_start_matches(is_blank);
         let (is_negative, digits) = match text.strip_prefix('-') {
@@ -39,7 +39,7 @@ impl Number {
     }
 }
 
-/// What C calls white space; a text may hold other blanks, which are none to C.
+/// Whether C treats the character as white space; other Unicode blanks do not count.
 pub(super) fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\x0b' | '\x0c' | '\r')
 }

@@ -1,4 +1,4 @@
-//! What a value of the variable leaves, and why, in words.
+//! What a value of the variable leaves visible, and the explanation.
 
 #![forbid(unsafe_code)]
 
@@ -8,10 +8,10 @@ use super::identity::VisibleDevice;
 use super::parse::Way;
 use crate::driver::load::start::VISIBLE_DEVICES as VARIABLE;
 
-/// What a value of `CUDA_VISIBLE_DEVICES` leaves of a machine. From
+/// The devices of a machine that a value of `CUDA_VISIBLE_DEVICES` leaves visible. From
 /// [`Visibility::parse`](crate::placement::Visibility::parse).
 ///
-/// Shown, it says in sentences what is visible, where the list ended and why.
+/// Displays as sentences that say what is visible, where the list ended and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visible {
     value: Option<String>,
@@ -26,7 +26,7 @@ pub struct Visible {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ended {
-    /// Which item, counted from 1.
+    /// The number of the item, from 1.
     pub item: usize,
     /// The item as it is written.
     pub text: String,
@@ -49,20 +49,20 @@ pub enum EndReason {
         /// How many devices the machine has.
         devices: usize,
     },
-    /// No device has this UUID, or one that begins so.
+    /// No device has a UUID that is or begins with this.
     UnknownUuid,
-    /// The UUIDs of several devices begin so.
+    /// The UUIDs of several devices begin with this.
     AmbiguousUuid {
-        /// Of how many.
+        /// The number of matching devices.
         matches: usize,
     },
-    /// There is a blank before the UUID, as after a comma.
+    /// There is a blank before the UUID, for example after a comma.
     LeadingBlank,
     /// The GPU has MIG on and no instance.
     NoInstance,
 }
 
-/// Two items that name the same device. The driver then shows none at all.
+/// Two items that name the same device. The driver then shows no device at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Repeated {
@@ -96,14 +96,13 @@ impl Visible {
         self.ended_by.as_ref()
     }
 
-    /// The items that name one device twice, for which no device is visible.
+    /// The items that name one device twice, which leaves no device visible.
     #[must_use]
     pub fn repeated(&self) -> Option<Repeated> {
         self.repeated
     }
 
-    /// Devices that are named and not visible, because a process sees a single MIG instance and no GPU
-    /// beside it.
+    /// Devices that are named but not visible, because a process can see only one MIG instance and no GPU in addition.
     #[must_use]
     pub fn left_out(&self) -> &[VisibleDevice] {
         &self.left_out

@@ -1,7 +1,7 @@
-//! Which devices a value of the variable leaves, as the driver reads it.
+//! Which devices a value of the variable leaves visible, as the driver reads it.
 //!
-//! Measured on H200s with driver 580. What it does with MIG is taken from its documentation, which is short,
-//! and otherwise guessed.
+//! Measured on H200s with driver 580. The behaviour with MIG follows the driver's short documentation and is otherwise
+//! a guess.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ pub(super) enum Way {
     Uuid,
 }
 
-/// What stands before the digits of a UUID. The driver does not look at which of them it is.
+/// The prefix of a UUID. The driver does not distinguish between the two.
 const PREFIXES: [&str; 2] = ["GPU-", "MIG-"];
 
 impl Way {
@@ -41,7 +41,7 @@ fn after_prefix(item: &str) -> Option<&str> {
         .find_map(|prefix| item.strip_prefix(prefix))
 }
 
-/// What the driver makes of `value` on `machine`.
+/// How the driver interprets `value` on `machine`.
 pub(super) fn parse(value: Option<&str>, machine: &[Identity]) -> Visible {
     let mut visible = Visible::none(value, machine.len());
     let mut found = Vec::new();
@@ -106,7 +106,7 @@ fn by_number(item: &str, machine: &[Identity]) -> Result<VisibleDevice, EndReaso
     }
 }
 
-/// As what a process sees this GPU: with MIG on, as its first instance.
+/// The device that a process sees for this GPU: with MIG on, its first instance.
 fn shown(gpu: usize, machine: &[Identity]) -> Result<VisibleDevice, EndReason> {
     match machine[gpu].mig() {
         None => Ok(VisibleDevice::Gpu(gpu)),

@@ -1,4 +1,4 @@
-//! What a driver read when it was initialised, and what has become of it since.
+//! What a driver read when it was initialised, and what has changed since.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ use super::{Visibility, Visible};
 impl Driver {
     /// Which devices the environment asked for when this driver was initialised.
     ///
-    /// The driver reads `CUDA_VISIBLE_DEVICES` once, in `cuInit`. Its value was noted just before this
-    /// crate called that. If somebody else in this process had called it earlier, the driver may have read
-    /// another one: see [`was_initialised_before_us`](DriverVisibility::was_initialised_before_us) and
+    /// The driver reads `CUDA_VISIBLE_DEVICES` once, in `cuInit`. This crate records the value just before it calls
+    /// `cuInit`. If other code in this process called it earlier, the driver may have read a different value: see
+    /// [`was_initialised_before_us`](DriverVisibility::was_initialised_before_us) and
     /// [`check`](DriverVisibility::check).
     ///
     /// ```
@@ -52,20 +52,19 @@ pub struct DriverVisibility {
 }
 
 impl DriverVisibility {
-    /// What the environment said just before this crate initialised the driver.
+    /// The environment just before this crate initialised the driver.
     #[must_use]
     pub fn at_start(&self) -> &Visibility {
         &self.at_start
     }
 
-    /// What it says now.
+    /// The environment now.
     #[must_use]
     pub fn now(&self) -> Visibility {
         Visibility::current()
     }
 
-    /// A warning, if the environment now says something else than at the start. The driver does not see
-    /// that.
+    /// A warning if the environment has changed since initialisation. The driver does not notice such a change.
     #[must_use]
     pub fn changed(&self) -> Option<VisibilityChanged> {
         let now = self.now();
@@ -75,22 +74,22 @@ impl DriverVisibility {
         })
     }
 
-    /// Whether somebody else in this process had initialised the driver before this crate did, so that
-    /// [`at_start`](Self::at_start) need not be what the driver read. `None` if the driver would not say.
+    /// Whether other code in this process initialised the driver before this crate did, in which case the driver may
+    /// not have read [`at_start`](Self::at_start). `None` if the driver did not say.
     ///
-    /// A driver that is not initialised refuses to count its devices; it was asked to just before.
+    /// Determined by a device count just before initialisation, which an uninitialised driver refuses.
     #[doc(alias = "cuDeviceGetCount")]
     #[must_use]
     pub fn was_initialised_before_us(&self) -> Option<bool> {
         self.was_initialised
     }
 
-    /// Compares the number of devices with what the variable could leave at most. Without the variable
-    /// there is nothing to compare.
+    /// Compares the number of devices with the maximum that the variable allows. Without the variable there is nothing
+    /// to compare.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias = "cuDeviceGetCount")]
     pub fn check(&self) -> Result<Option<VisibilityMismatch>> {
         let found = self.driver.device_count()?;
@@ -102,12 +101,12 @@ impl DriverVisibility {
         }))
     }
 
-    /// Compares the devices with what the variable leaves of this machine: as many, and each with the
-    /// UUID it has there. A MIG instance whose UUID is not known counts and is not compared.
+    /// Compares the devices with those that the variable leaves visible on this machine: their number, and the UUID of
+    /// each. A MIG instance with an unknown UUID is counted but not compared.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     #[doc(alias("cuDeviceGetCount", "cuDeviceGetUuid"))]
     pub fn check_against(&self, machine: &[Identity]) -> Result<Option<VisibilityMismatch>> {
         let visible = self.at_start.on(machine);
@@ -126,8 +125,8 @@ impl DriverVisibility {
     }
 }
 
-/// Whether a text names this device. A driver tells the 16 bytes, and not whether they are of a GPU or of
-/// an instance.
+/// Whether a text names this device. The driver reports the 16 bytes, but not whether they belong to a GPU or an
+/// instance.
 fn is_uuid(text: &str, uuid: Uuid) -> bool {
     let digits = text.strip_prefix("MIG-").or(text.strip_prefix("GPU-"));
     digits.is_some_and(|digits| uuid.to_string().get("GPU-".len()..) == Some(digits))
@@ -138,9 +137,9 @@ fn is_uuid(text: &str, uuid: Uuid) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VisibilityChanged {
-    /// What it said when the driver was initialised.
+    /// The environment when the driver was initialised.
     pub at_start: Visibility,
-    /// What it says now.
+    /// The environment now.
     pub now: Visibility,
 }
 
@@ -156,7 +155,7 @@ impl fmt::Display for VisibilityChanged {
     }
 }
 
-/// The devices are not those that the variable leaves. From [`DriverVisibility::check`].
+/// The devices are not those that the variable leaves visible. From [`DriverVisibility::check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VisibilityMismatch {
     at_start: Visibility,
@@ -171,13 +170,13 @@ enum Expected {
 }
 
 impl VisibilityMismatch {
-    /// How many devices the driver shows.
+    /// The number of devices that the driver reports.
     #[must_use]
     pub fn found(&self) -> usize {
         self.found
     }
 
-    /// What the variable leaves of the machine, if it was compared with one.
+    /// What the variable leaves visible on the machine, if one was compared.
     #[must_use]
     pub fn expected(&self) -> Option<&Visible> {
         match &self.expected {

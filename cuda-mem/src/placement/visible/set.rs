@@ -1,4 +1,4 @@
-//! Writing the variable, while there is still somebody to read it.
+//! Setting the variable before the driver reads it.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ use super::Visibility;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Selector {
-    /// The place of a GPU in the order of `CUDA_DEVICE_ORDER`, without the variable.
+    /// The index of a GPU in the order of `CUDA_DEVICE_ORDER`, without the variable.
     Index(u32),
     /// A GPU by its UUID.
     Gpu(Uuid),
     /// A MIG instance by its UUID. Driver 470 or newer.
     Mig(Uuid),
-    /// A MIG instance by its place, as older drivers name it.
+    /// A MIG instance by its position, as older drivers name it.
     MigOf {
         /// Its GPU.
         gpu: Uuid,
@@ -50,13 +50,13 @@ impl fmt::Display for Selector {
 }
 
 impl Visibility {
-    /// Sets `CUDA_VISIBLE_DEVICES` in this process, as long as the driver has not read it. No device in
-    /// the list hides all of them.
+    /// Sets `CUDA_VISIBLE_DEVICES` in this process, provided that the driver has not read it yet. An empty list hides
+    /// all devices.
     ///
-    /// The best place to set it is the environment in which the process starts; this is for programs that
-    /// choose their devices themselves. Call it first in `main`. It opens the driver's library to ask
-    /// whether somebody else has initialised it, and does not initialise it. A library that is not the one
-    /// of [`Driver::load`](crate::Driver::load) is not asked.
+    /// The best place to set it is the environment in which the process starts; this is for programs that choose their
+    /// devices themselves. Call it first in `main`. It opens the driver's library to check whether other code has
+    /// initialised it, but does not initialise it. Only the library of [`Driver::load`](crate::Driver::load) is
+    /// checked.
     ///
     /// # Safety
     ///
@@ -66,10 +66,10 @@ impl Visibility {
     ///
     /// # Errors
     ///
-    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) once a driver was initialised in this process, or
-    /// was asked to. [`InvalidValue`](crate::ErrorKind::InvalidValue) for a list of which the driver would
-    /// read only a part, or nothing: names of different kinds, a device twice, several MIG instances.
-    /// [`Forked`](crate::ErrorKind::Forked) in a fork. Nothing was changed then.
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) once a driver was initialised in this process, or an attempt
+    /// was made. [`InvalidValue`](crate::ErrorKind::InvalidValue) for a list that the driver would read only in part or
+    /// not at all: names of different kinds, a device twice, several MIG instances.
+    /// [`Forked`](crate::ErrorKind::Forked) in a fork. On error the variable is unchanged.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -113,7 +113,7 @@ fn too_late(why: &str) -> Error {
     ))
 }
 
-/// Whether somebody has initialised the usual driver. Where it cannot be opened, nobody has.
+/// Whether the usual driver is initialised. If it cannot be opened, it is not.
 fn is_initialised() -> bool {
     // SAFETY: the library was accepted as a CUDA driver; not initialised, it refuses and does nothing.
     cuda_driver_sys::load()

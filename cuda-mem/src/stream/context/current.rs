@@ -1,9 +1,9 @@
 //! Which context is current on a thread.
 //!
 //! The handle of a primary context is the same each time it is retained (measured, R84). A thread on which it stayed
-//! current after its last release, such as by a leaked guard, still reports that handle when the context was made
-//! anew. Equal handles therefore do not prove that the live context is current: it must also have been made current
-//! since the last retain.
+//! current after its last release, for example because of a leaked guard, still reports that handle after the context
+//! is created anew. Equal handles therefore do not prove that the live context is current: it must also have been made
+//! current since the last retain.
 
 use std::cell::Cell;
 use std::fmt;
@@ -44,11 +44,11 @@ struct Made {
 }
 
 thread_local! {
-    /// What this crate made current last on this thread.
+    /// The context that this crate last made current on this thread.
     static LAST: Cell<Option<Made>> = const { Cell::new(None) };
 }
 
-/// To be called after each retain, before anybody has the context.
+/// Must be called after each retain, before any other code has the context.
 pub(super) fn note_retained(device: Device, context: CUcontext) {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     let mut primaries = PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,12 +58,12 @@ pub(super) fn note_retained(device: Device, context: CUcontext) {
     }
 }
 
-/// To be called when a context is handed in, before anybody has it.
+/// Must be called when a context is handed in, before any other code has it.
 pub(super) fn note_handed_in() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// To be called before each release.
+/// Must be called before each release.
 pub(super) fn note_released() {
     RELEASES.fetch_add(1, Ordering::Relaxed);
 }
@@ -98,14 +98,14 @@ unsafe fn set_current(table: &raw::Table, made: Made) -> Result<()> {
 }
 
 impl Context {
-    /// Makes this context current on this thread until the guard is dropped, which puts back what
-    /// was current before. Costs tens of nanoseconds.
+    /// Makes this context current on this thread until the guard is dropped, which restores the previous one. Costs
+    /// tens of nanoseconds.
     ///
     /// This crate needs no current context from its callers; other libraries may.
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// Any driver error.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -148,14 +148,14 @@ impl Context {
 
 /// A context is current on this thread. From [`Context::bind`].
 ///
-/// Guards are dropped in the reverse order of their making, as scopes do by themselves. One that is
-/// leaked leaves its context current, also after its last handle is gone. That does no harm to this crate.
+/// Drop guards in the reverse order of their creation, as scopes do by themselves. A leaked guard leaves its context
+/// current, even after its last handle is gone. That does no harm to this crate.
 ///
-/// A primary context that has ended since the guard was made is not put back: no context is current then. One that
-/// another library has destroyed meanwhile is put back; calls that use it answer the kind
+/// A primary context that has ended since the guard was made is not restored: no context is current then. A context
+/// that another library has destroyed meanwhile is restored; calls that use it return the kind
 /// [`ContextDestroyed`](crate::ErrorKind::ContextDestroyed).
 ///
-/// Current is a state of the thread, so the guard stays on it:
+/// The current context is a state of the thread, so the guard cannot leave its thread:
 ///
 /// ```compile_fail,E0277
 /// # let context = cuda_mem::Driver::load().unwrap().device(0).unwrap().primary_context().unwrap();
@@ -170,7 +170,7 @@ pub struct Current<'a> {
     before: CUcontext,
     /// Whether `before` is under it on the thread's stack.
     is_pushed: bool,
-    /// What this crate had made current last when the guard was made.
+    /// The context that this crate had last made current when the guard was made.
     last: Option<Made>,
     /// Releases before this guard was made.
     releases: u64,
@@ -192,7 +192,7 @@ impl Current<'_> {
         }
         // SAFETY: the driver is initialised.
         unsafe { raw::context::pop(table) }?;
-        // Of guards that are dropped out of order each takes the uppermost context away, whichever it is.
+        // Of guards that are dropped out of order, each removes the top context, whichever it is.
         let in_order = now == self.context.as_raw();
         LAST.set(self.last.filter(|_| in_order));
         if RELEASES.load(Ordering::Relaxed) != self.releases && has_ended(driver, self.before) {

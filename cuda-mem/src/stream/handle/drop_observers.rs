@@ -1,22 +1,22 @@
-//! What resources keep about a stream, and how they hear of its end.
+//! Notes that resources keep about a stream, and how they learn of its end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
 
 use super::Stream;
 
-/// Somebody who keeps something for a stream that has to go when the stream goes.
+/// Keeps something for a stream that has to go when the stream goes.
 pub(crate) trait DropObserver: Send + Sync {
-    /// The last handle is gone; the queue itself is still there. `number` is the stream's
+    /// Called when the last handle is gone; the queue itself still exists. `number` is the stream's
     /// ([`Stream::number`]).
     fn stream_ends(&self, number: u64);
 }
 
-/// Notes that a resource can find without a search.
+/// The number of notes that a resource can find without a search.
 const SLOTS: usize = 4;
 
 pub(super) struct DropObservers {
-    /// Never given to another stream of this process.
+    /// Never reused for another stream of this process.
     pub(super) number: u64,
     slots: [AtomicU64; SLOTS],
     list: Mutex<Vec<Weak<dyn DropObserver>>>,
@@ -52,19 +52,19 @@ impl DropObservers {
 }
 
 impl Stream {
-    /// A number that no other stream of this process has, had or will have. Clones have the same.
+    /// A number that is unique among all past, present and future streams of this process. Clones share it.
     pub(crate) fn number(&self) -> u64 {
         self.0.drop_observers.number
     }
 
-    /// A place for a note of the resource with this number. It may be shared with others, so the note must
-    /// say whose it is. 0 at first.
+    /// The slot for a note of the resource with this number. Other resources may share it, so the note must say whose
+    /// it is. Initially 0.
     #[inline]
     pub(crate) fn slot(&self, resource: u32) -> &AtomicU64 {
         &self.0.drop_observers.slots[resource as usize % SLOTS]
     }
 
-    /// Lets somebody hear of the end.
+    /// Registers an observer of the stream's end.
     pub(crate) fn follow(&self, drop_observer: Weak<dyn DropObserver>) {
         let mut list = self
             .0

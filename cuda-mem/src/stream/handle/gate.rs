@@ -1,13 +1,14 @@
-//! The gate: all that this crate submits to a stream, or asks of one, passes here before the driver hears of it.
+//! The gate: everything that this crate submits to a stream, or asks about one, passes here before the driver is
+//! called.
 //!
-//! Four things are asked, in this order:
+//! Four things are checked, in this order:
 //!
 //! 1. Whether the process is a fork, where no call may be made (R88).
-//! 2. Whether the stream's device reaches the memory, where a call is about memory of a pool or a graph.
-//! 3. Whether the stream is captured. By this crate: work that is not the capture's is refused, and no capture begins
-//!    while it is submitted. By others: only the driver knows, so it is asked where its answer would not do.
-//! 4. Which context is current: that of a default stream has to be (R8), and of copies and kernels always (R64). A
-//!    thread's own stream is named on that thread only.
+//! 2. Whether the stream's device can reach the memory, for calls about memory of a pool or a graph.
+//! 3. Whether the stream is captured. By this crate: work outside the capture is refused, and no capture begins while
+//!    work is submitted. By other code: only the driver knows, so it is queried where its refusal would not be enough.
+//! 4. Which context is current: that of a default stream must be (R8), and that of copies and kernels always (R64). A
+//!    thread's own stream can be named on that thread only.
 //!
 //! The functions of `raw` that take a stream take it as a [`Queue`], which is made here and nowhere else.
 
@@ -24,9 +25,9 @@ use crate::driver::raw::{self, Queue, Table};
 use crate::stream::context::Current;
 use crate::stream::recording::{self, CaptureExclusion, CaptureToken, PlainExclusion};
 
-/// Memory that devices reach, or not.
+/// Memory that a device may or may not reach.
 pub(crate) trait Reach {
-    /// An error if this device does not.
+    /// An error if this device does not reach it.
     fn require_reach(&self, device: Device) -> Result<()>;
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Submission<'a> {
     stream: PhantomData<StreamRef<'a>>,
 }
 
-/// As [`Submission`], of a stream about which nothing has to be asked: small, for what is called most.
+/// As [`Submission`], for a stream that needs no checks: small, for the most frequent calls.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct PlainSubmission<'a> {
@@ -78,8 +79,8 @@ impl<'a> Submission<'a> {
         self.queue
     }
 
-    /// A call that does no harm to captures of other streams. If the driver cannot be told so, it is not made: the
-    /// error has the kind `Capturing`.
+    /// Makes a call in relaxed capture mode, so it cannot invalidate captures of other streams. If the mode cannot be
+    /// set, the call is not made: the error has the kind `Capturing`.
     #[cold]
     pub(crate) fn with_relaxed_capture_mode<T>(
         &self,
@@ -97,7 +98,7 @@ impl<'a> Submission<'a> {
         recording::relaxed_while_capturing(self.queue.table(), || call(self.queue))
     }
 
-    /// An error, with this text, if anybody captures the stream.
+    /// An error with this text, if any code captures the stream.
     pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
         // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
         if unsafe { recording::is_captured(self.queue.table(), self.queue.stream()) } {
@@ -118,16 +119,16 @@ impl<'a> StreamRef<'a> {
         recording::exclude_captures(self.table(), self.raw)
     }
 
-    /// For work that goes into no capture.
+    /// For work that belongs to no capture.
     #[inline]
     pub(crate) fn submit(&self) -> Result<Submission<'a>> {
         let exclusion = self.exclusion()?;
         Ok(Submission::new(self, Some(exclusion), self.enter()?))
     }
 
-    /// As [`submit`](Self::submit), in the usual case: it is no default stream, this crate records no stream, and the thread
-    /// submits nothing else. `None` in any other, where `submit` says more. Does not ask whether it is a fork: the
-    /// functions of `raw` do.
+    /// As [`submit`](Self::submit), in the usual case: the stream is not a default stream, this crate captures no
+    /// stream, and the thread submits nothing else. `None` in any other case, where `submit` says more. Does not check
+    /// for a fork: the functions of `raw` do.
     #[inline(always)]
     pub(crate) fn submit_plainly(&self) -> Option<PlainSubmission<'a>> {
         if is_default(self.raw) {
@@ -141,7 +142,7 @@ impl<'a> StreamRef<'a> {
         })
     }
 
-    /// As [`submit`](Self::submit), with the context current whatever the stream.
+    /// As [`submit`](Self::submit), with the context current for every stream.
     pub(crate) fn submit_bound(&self) -> Result<Submission<'a>> {
         let exclusion = self.exclusion()?;
         Ok(Submission::new(self, Some(exclusion), Some(self.bind()?)))
@@ -153,8 +154,8 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Makes a call that frees memory which is not part of a capture. In a captured stream the driver refuses such a
-    /// free, which then has no effect (R68), so the stream is not kept from being captured meanwhile. Only while this
-    /// crate records any stream is the call made as a [`Submission`], in relaxed capture mode.
+    /// free, which then has no effect (R68), so captures of the stream need not be excluded meanwhile. Only while this
+    /// crate captures any stream is the call made as a [`Submission`], in relaxed capture mode.
     #[inline]
     pub(crate) fn submit_free(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         if recording::any() || is_default(self.raw) {
@@ -169,8 +170,8 @@ impl<'a> StreamRef<'a> {
         self.submit()?.relaxed_while_capturing(free)
     }
 
-    /// For questions, and for waits of the host. A capture of this crate would be lost by them, so one of this stream
-    /// begins after the answer.
+    /// For queries, and for waits of the host. They would invalidate a capture of this crate, so a capture of this
+    /// stream begins only after the answer.
     pub(crate) fn ask(&self) -> Result<Submission<'a>> {
         self.submit()
     }
@@ -184,8 +185,8 @@ impl<'a> StreamRef<'a> {
         memory.require_reach(self.context.device())
     }
 
-    /// An error if this crate captures the stream. A capture may begin right after; this is for those who would do
-    /// much before they submit anything.
+    /// An error if this crate captures the stream. A capture may begin right afterwards; this is for callers that
+    /// would do much before they submit anything.
     #[inline]
     pub(crate) fn refuse_recorded(&self) -> Result<()> {
         // The table is a few loads away.
@@ -195,25 +196,25 @@ impl<'a> StreamRef<'a> {
         Ok(())
     }
 
-    /// An error, with this text, if anybody captures the stream, or if it is another thread's own.
+    /// An error with this text, if any code captures the stream, or if it is another thread's own.
     pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
         Submission::new(self, None, self.enter()?).refuse_captured(why)
     }
 
-    /// The driver's id of the stream, which no other stream of this process has, had or will have; `None` before CUDA
-    /// 12.0. Not for a captured stream.
+    /// The driver's id of the stream, unique among all past, present and future streams of this process; `None` before
+    /// CUDA 12.0. Not for a captured stream.
     pub(crate) fn id(&self) -> Option<u64> {
         let submission = Submission::new(self, None, self.enter().ok()?);
         // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
         unsafe { raw::stream::id(submission.queue()) }.ok()
     }
 
-    /// Whether anybody captures the stream, or nobody can say.
+    /// Whether any code captures the stream, or this cannot be determined.
     pub(crate) fn is_captured(&self) -> bool {
         self.refuse_captured("").is_err()
     }
 
-    /// Begins a capture. Everything else that this crate does keeps out of it until the note is dropped.
+    /// Begins a capture. All other work of this crate stays out of it until the token is dropped.
     pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<CaptureToken> {
         let note = CaptureToken::new(self.table(), self.raw)?;
         let _current = self.enter()?;
@@ -222,7 +223,7 @@ impl<'a> StreamRef<'a> {
         Ok(note)
     }
 
-    /// Ends a capture. Beside an error there is no graph left; whatever the answer, the capture is over.
+    /// Ends a capture. After an error no graph is left; in either case the capture is over.
     ///
     /// # Safety
     ///
@@ -233,8 +234,8 @@ impl<'a> StreamRef<'a> {
         unsafe { recording::end(self.table(), self.raw) }
     }
 
-    /// Waits for the stream without disturbing any capture. If it is captured itself, nothing is done and the
-    /// answer says so. For another thread's own stream this waits for its whole context.
+    /// Waits for the stream without disturbing any capture. If the stream itself is captured, nothing is done and an
+    /// error is returned. For another thread's own stream this waits for its whole context.
     pub(crate) fn wait_unless_captured(&self) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
@@ -246,7 +247,7 @@ impl<'a> StreamRef<'a> {
         recording::with_relaxed_capture_mode(self.table(), || self.synchronize())
     }
 
-    /// As [`wait_unless_captured`](Self::wait_unless_captured), but captures of others may be disturbed.
+    /// As [`wait_unless_captured`](Self::wait_unless_captured), but captures by other code may be disturbed.
     #[cfg(target_os = "linux")]
     pub(crate) fn wait_uncaptured(&self) -> Result<()> {
         if self.is_foreign() {
@@ -256,15 +257,14 @@ impl<'a> StreamRef<'a> {
         self.synchronize()
     }
 
-    /// Whether all in the stream is done, asked without disturbing any capture.
+    /// Whether everything in the stream is done, queried without disturbing any capture.
     pub(crate) fn is_done_unless_captured(&self) -> Result<bool> {
         self.refuse_captured(NO_WAIT)?;
         recording::with_relaxed_capture_mode(self.table(), || self.is_done())
     }
 
-    /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
-    /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
-    /// (R110).
+    /// Waits for the whole context of another thread's own stream, with which nothing here can be ordered. Refused
+    /// while this crate captures any stream: such a wait would invalidate the capture in every mode (R110).
     #[cold]
     pub(crate) fn wait_foreign(&self) -> Result<()> {
         if recording::any() {
@@ -278,7 +278,7 @@ impl<'a> StreamRef<'a> {
 
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
-        /// Seldom asked: only default streams are a thread's own.
+        /// Seldom called: only default streams are a thread's own.
         #[cold]
         fn is_other(thread: ThreadId) -> bool {
             thread != std::thread::current().id()
@@ -286,8 +286,8 @@ impl<'a> StreamRef<'a> {
         self.thread.is_some_and(is_other)
     }
 
-    /// Whether memory can be freed in its order with no further question: it is no default stream, this crate records
-    /// none, and this is no fork.
+    /// Whether memory can be freed in its order without further checks: it is not a default stream, this crate
+    /// captures no stream, and this process is not a fork.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         !is_default(self.raw) && !recording::any() && !report::is_forked()

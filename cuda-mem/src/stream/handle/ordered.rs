@@ -1,4 +1,4 @@
-//! What is released in the order of a stream, as soon as no capture forbids it.
+//! Releases in the order of a stream, made as soon as no capture forbids them.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ pub(crate) trait OrderedRelease: Send {
 }
 
 impl Stream {
-    /// Releases something when the stream is not captured any more.
+    /// Releases something once the stream is no longer captured.
     #[cold]
     pub(crate) fn release_later(&self, object: impl OrderedRelease + 'static) {
         self.0.deferred.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl Stream {
         deferred::defer_in_order(self.number(), Box::new(deferred));
     }
 
-    /// Releases what had to wait, if anything had to. One load if not.
+    /// Releases what had to wait, if there is anything. One load if not.
     #[inline]
     pub(crate) fn release_deferred(&self) {
         if self.0.deferred.load(Ordering::Relaxed) > 0 {
@@ -43,7 +43,7 @@ impl Stream {
     }
 }
 
-/// How many releases wait for a stream. Nearly always none.
+/// The number of releases that wait for a stream. Nearly always zero.
 pub(super) type Count = AtomicUsize;
 
 /// What waits in the queue.
@@ -64,8 +64,8 @@ impl Ordered {
         }
     }
 
-    /// Nothing can be ordered with the stream: it has ended, or is another thread's own. After a wait for all of its
-    /// context, made by somebody who wants to wait, this thread's own stream serves as well.
+    /// Nothing can be ordered with the stream: it has ended, or is another thread's own. After a caller has waited for
+    /// its whole context, this thread's own stream serves as well.
     fn release_past_stream(&mut self) -> Outcome {
         if self.context.progress().done() < self.since {
             return Outcome::NotYet;
@@ -107,8 +107,8 @@ impl Deferred for Ordered {
     }
 }
 
-/// The last handle of a stream is gone. A capture of a stream that is ours to destroy ends with it, so
-/// it is ended first: then the releases are possible, in order.
+/// The last handle of a stream is gone. If this crate destroys the stream, a capture of it ends with it, so the
+/// capture is ended first: then the releases are possible, in order.
 #[cold]
 pub(super) fn release_at_last(inner: &Inner) {
     if inner.deferred.load(Ordering::Relaxed) == 0 || ResourceCall::is_running() {
@@ -125,7 +125,7 @@ pub(super) fn release_at_last(inner: &Inner) {
     });
 }
 
-/// Ends the capture of a stream that is ours. Nobody can want its graph.
+/// Ends the capture of a stream that this crate owns. No code can still want its graph.
 #[cold]
 pub(super) fn end_capture(inner: &Inner) {
     if !matches!(inner.owner, Owner::Us) {

@@ -1,8 +1,7 @@
 //! A thread waits for its own default streams at its end.
 //!
-//! The driver lets no thread end while there is work in a default stream of that thread: its own code at the end of
-//! threads hangs then, and so do calls of other threads (measured, R177). Destructors of thread-local values run before
-//! that code.
+//! The driver lets no thread end while there is work in a default stream of that thread: its own thread-exit code then
+//! hangs, and so do calls of other threads (measured, R177). Destructors of thread-local values run before that code.
 
 use std::cell::RefCell;
 
@@ -14,7 +13,7 @@ use crate::stream::context::{Context, WeakContext};
 enum Used {
     /// By the device: the context may outlive every handle of this crate.
     Primary(Device),
-    /// Its owner keeps it as long as there is a handle.
+    /// Its owner keeps it alive as long as there is a handle.
     Foreign(WeakContext),
 }
 
@@ -49,7 +48,7 @@ impl Drop for OwnStreams {
             return;
         }
         for used in self.0.get_mut() {
-            // What it answers is for who uses the results; nobody is left here to be told.
+            // The result matters to users of the work's results; none is left here to receive it.
             let _ = used.wait();
         }
     }
@@ -59,9 +58,9 @@ thread_local! {
     static OWN: OwnStreams = OwnStreams::default();
 }
 
-/// The thread names its own stream of this context.
+/// Notes that the thread names its own stream of this context.
 pub(super) fn note(context: &Context) {
-    // Without it the thread is at its end already.
+    // If this fails, the thread is already ending.
     let _ = OWN.try_with(|own| {
         let mut own = own.0.borrow_mut();
         if !own.iter().any(|used| used.is(context)) {

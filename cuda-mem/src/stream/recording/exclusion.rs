@@ -1,11 +1,11 @@
-//! Work that must not fall into a capture which another thread begins at the same moment.
+//! Work that must stay out of a capture which another thread begins at the same moment.
 //!
-//! Asking whether a stream is recorded and then calling the driver are two steps. Between them a capture could
-//! begin, and the driver would record the work instead of doing it: a copy would come back at each launch of the
-//! graph, long after its slice was given away. So the thread notes which stream it is about to use, then asks,
-//! then calls; and a capture is announced first, then waits until nobody is noted, then begins. Of two threads
-//! that do so at once, one sees the other, because a barrier lies between each one's note and its look. The side
-//! that comes often has the half of the barrier that costs nothing.
+//! Checking whether a stream is captured and calling the driver are two steps. Between them a capture could begin, and
+//! the driver would record the work instead of doing it: a copy would run again at each launch of the graph, long
+//! after its slice was given away. So a thread notes which stream it is about to use, then checks, then calls; and a
+//! capture is announced first, then waits until no thread is noted, then begins. If two threads do this at once, one
+//! sees the other, because a barrier separates each thread's note from its check. The frequent side has the half of
+//! the barrier that costs nothing.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -21,8 +21,8 @@ use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::driver::raw::Table;
 
-/// Calls of this crate lie in each other no deeper: a copy that waits, in which something is given back, which is
-/// ordered behind another stream. What is deeper counts as work in every stream.
+/// The deepest nesting of calls of this crate: a copy that waits, in which something is given back, which is ordered
+/// after another stream. Deeper calls count as work in every stream.
 const DEEPEST: usize = 4;
 
 const NOTHING: usize = 0;
@@ -66,7 +66,7 @@ impl Drop for SlotLease {
     fn drop(&mut self) {
         // The next thread that takes it must be the only one to write there.
         DESK.set(None);
-        // In a fork nobody may be left to unlock the list.
+        // In a fork there may be no thread left to unlock the list.
         if !report::is_forked() {
             let mut slots = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
             slots.free.push(self.0);
@@ -76,8 +76,8 @@ impl Drop for SlotLease {
 
 thread_local! {
     static LEASE: SlotLease = SlotLease::take();
-    /// The slot of [`LEASE`], once it is taken. It is found without asking whether the thread is at its end. Only where the
-    /// light half of the barrier is [there](barrier::is_there), so that nobody need ask that either.
+    /// The slot of [`LEASE`], once it is taken. It is found without checking whether the thread is ending. Set only
+    /// where the light half of the barrier is [there](barrier::is_there), so that this need not be checked either.
     static DESK: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
 }
 
@@ -86,12 +86,12 @@ thread_local! {
 #[must_use]
 pub(crate) struct PlainExclusion {
     place: &'static AtomicUsize,
-    /// It is the thread's.
+    /// Belongs to its thread.
     not_send: PhantomData<*mut ()>,
 }
 
-/// As [`exclude_captures`], in the usual case: the thread has its slot, and is in no such work; this crate records no stream.
-/// `None` in any other. Not for default streams.
+/// As [`exclude_captures`], in the usual case: the thread has its slot and is in no such work, and this crate captures
+/// no stream. `None` in any other case. Not for default streams.
 #[inline(always)]
 pub(crate) fn exclude_plainly(stream: CUstream) -> Option<PlainExclusion> {
     let place = &DESK.get()?.streams[0];
@@ -119,15 +119,15 @@ impl Drop for PlainExclusion {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct CaptureExclusion {
-    /// Where it is noted, if not by somebody further out.
+    /// Where it is noted, unless an outer call has noted it.
     place: Option<&'static AtomicUsize>,
-    /// Of a thread that ends, whose own is gone.
+    /// For a thread that is ending, whose own lease is gone.
     _lease: Option<SlotLease>,
-    /// It is the thread's.
+    /// Belongs to its thread.
     not_send: PhantomData<*mut ()>,
 }
 
-/// The default stream has the handle null, which is to be told from no stream.
+/// The default stream has the handle null, which must differ from no stream.
 fn name(stream: CUstream) -> usize {
     match stream.addr() {
         0 => EVERY_STREAM - 1,
@@ -150,8 +150,8 @@ pub(super) fn is_held(stream: CUstream) -> bool {
         .unwrap_or(false)
 }
 
-/// Keeps captures of the stream out of what comes while the answer lives: one call of the driver, or a few. An
-/// error if the stream is recorded by this crate.
+/// Keeps captures of the stream from beginning while the guard lives: during one call of the driver, or a few. An
+/// error if this crate captures the stream.
 #[inline]
 pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<CaptureExclusion> {
     if report::is_forked() {
@@ -176,7 +176,7 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
     if let Some(place) = outside.place {
         pair::light();
         if super::any() && place.load(Ordering::Relaxed) == EVERY_STREAM {
-            // What is deeper is not asked about, so no capture at all may go on meanwhile.
+            // Deeper calls are not checked, so no capture at all may be running.
             return Err(Error::capturing(
                 "calls lie in each other too deep to be kept out of the capture that is going on"
                     .to_owned(),
@@ -189,7 +189,7 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
     Ok(outside)
 }
 
-/// Where it was noted; `None` if it was already.
+/// Where it was noted; `None` if it already was.
 #[inline]
 fn note(slot: &'static ThreadSlot, stream: usize) -> Option<&'static AtomicUsize> {
     let first = &slot.streams[0];
@@ -231,8 +231,8 @@ fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotL
     (note(lease.0, stream), Some(lease))
 }
 
-/// Waits until no other thread is about to use the stream. The capture is announced already, so that nobody begins
-/// anew. An error if this thread itself is in the middle of such work.
+/// Waits until no other thread is about to use the stream. The capture is already announced, so no thread begins anew.
+/// An error if this thread itself is in the middle of such work.
 #[cold]
 pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
     let name = name(stream);
@@ -242,7 +242,7 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
                 .to_owned(),
         ));
     }
-    // A thread's own stream is used by nobody else, though all of them have one handle.
+    // A thread's own stream is used by no other thread, although all of them share one handle.
     if stream == CU_STREAM_PER_THREAD {
         return Ok(());
     }
@@ -255,7 +255,7 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
     for slot in all {
         let mut tries = 0_u32;
         while holds(slot, name) {
-            // A call takes microseconds, a copy that is waited for as long as it takes.
+            // A call takes microseconds; a copy that is waited for takes as long as it takes.
             if tries < 100 {
                 std::hint::spin_loop();
             } else if tries < 1000 {
@@ -280,7 +280,7 @@ mod tests {
 
     const STREAM: usize = 0x1000;
 
-    /// A capture keeps new work out of the whole process, so that the tests take turns.
+    /// A capture excludes new work in the whole process, so the tests take turns.
     fn turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! With real threads. Which orders of steps the count stands is for loom to say, in `tests/loom`.
+//! Tests with real threads. Loom checks the possible orders of steps, in `tests/loom`.
 
 use std::thread;
 

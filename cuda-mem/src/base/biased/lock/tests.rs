@@ -1,4 +1,4 @@
-//! With real threads. Which orders of steps the lock stands is for loom to say, in `tests/loom`.
+//! Tests with real threads. Loom checks the possible orders of steps, in `tests/loom`.
 
 use std::sync::atomic::AtomicUsize;
 use std::thread;
@@ -56,7 +56,7 @@ fn the_lock_becomes_the_own_of_the_thread_that_comes_often() {
     let first = owner(&lock);
     thread::scope(|scope| {
         scope.spawn(|| {
-            // The row is twice as long once the lock was taken away.
+            // The streak is twice as long once the lock was taken away.
             count(&lock, u64::from(2 * FIRST_STREAK));
             assert_ne!(owner(&lock), first, "it was taken away");
             let before = owner(&lock);

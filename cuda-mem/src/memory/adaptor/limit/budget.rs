@@ -37,9 +37,9 @@ struct Request {
 pub(super) enum Shortage {
     /// The request is larger than the limit.
     TooLarge,
-    /// So many bytes are allocated.
+    /// Too many bytes are allocated.
     Full { allocated: u64 },
-    /// The same, and it was waited for so long.
+    /// As `Full`, after waiting for this long.
     TimedOut { allocated: u64, waited: Duration },
     /// This process is a fork, where nothing waits.
     Forked,
@@ -67,7 +67,7 @@ impl Budget {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Takes bytes if there are as many, ahead of every request that waits.
+    /// Takes bytes if enough are left, ahead of every waiting request.
     #[inline]
     pub(super) fn try_take(&self, bytes: u64) -> Result<(), Shortage> {
         let fits = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
@@ -81,13 +81,13 @@ impl Budget {
         }
     }
 
-    /// Takes bytes if there are as many and no other request waits for some.
+    /// Takes bytes if enough are left and no other request is waiting.
     #[inline]
     pub(super) fn try_take_in_turn(&self, bytes: u64) -> bool {
         self.waiting.load(Ordering::SeqCst) == 0 && self.try_take(bytes).is_ok()
     }
 
-    /// Takes bytes, after every request that came before has had its own, and blocks until then.
+    /// Takes bytes after all earlier requests have been served, and blocks until then.
     #[cold]
     pub(super) fn wait(&self, bytes: u64, timeout: Duration) -> Result<(), Shortage> {
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Which thread has allocated how much, for the error of a request that has waited in vain.
+//! How much each thread has allocated, for the error of a request that timed out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ struct Shares {
     this: u64,
 }
 
-/// More are summed up.
+/// How many threads are listed; the others are summed up.
 const LISTED: usize = 8;
 
 impl fmt::Display for Shares {

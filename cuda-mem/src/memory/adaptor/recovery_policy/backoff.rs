@@ -1,4 +1,4 @@
-//! Pauses between requests that grow.
+//! Growing pauses between requests.
 
 #![forbid(unsafe_code)]
 
@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(1);
-/// So that memory that came back lies unused for no longer.
+/// The longest pause, and so the longest time that freed memory lies unused.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// Pauses of 1 ms, 2 ms, 4 ms … up to 100 ms, until a time has passed in all.
+/// Pauses of 1 ms, 2 ms, 4 ms … up to 100 ms, until a total time has passed.
 #[derive(Debug)]
 pub(super) struct Backoff {
     total: Duration,
@@ -28,7 +28,7 @@ impl Backoff {
         }
     }
 
-    /// Blocks for the next pause. Whether to ask again: at least once, and not after the time has passed.
+    /// Blocks for the next pause. Returns whether to retry: at least once, and not after the time has passed.
     pub(super) fn pause(&mut self) -> bool {
         match self.next_pause(self.begun.elapsed()) {
             Some(pause) => {
@@ -39,7 +39,7 @@ impl Backoff {
         }
     }
 
-    /// The last pause ends with the time.
+    /// The last pause is cut to the remaining time.
     fn next_pause(&mut self, passed: Duration) -> Option<Duration> {
         let left = self.total.saturating_sub(passed);
         if left.is_zero() && self.has_asked {
