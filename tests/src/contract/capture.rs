@@ -96,7 +96,7 @@ fn a_buffer_is_freed_after_the_capture_of_its_stream(env: &Environment) -> Resul
         std::mem::forget(lent.on(&other)?);
         let (graph, freed) = stream.capture(mode, |_| {
             drop(dropped);
-            // One with a wait that is still owed.
+            // One with a pending use.
             drop(lent);
             let Err(failed) = freed.free() else {
                 panic!("it was freed");

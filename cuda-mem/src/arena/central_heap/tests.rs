@@ -108,7 +108,7 @@ impl World {
         self.events[cache as usize].push(event);
     }
 
-    /// The host sees that a stream has passed an event; the central heap may note_waits of it later.
+    /// The host sees that a stream has passed an event; the central heap may learn of it later.
     fn see(&mut self) {
         let cache = self.some_cache() as usize;
         if !self.events[cache].is_empty() {

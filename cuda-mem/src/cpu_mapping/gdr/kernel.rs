@@ -8,7 +8,7 @@ use crate::base::error::{Error, Result};
 const FOLDER: &str = "/proc/driver/gdrdrv";
 
 /// What gdrcopy's kernel module reports about itself. From
-/// [`Gdr::kernel_facts`](crate::cpu_mapping::Gdr::kernel_facts).
+/// [`Gdr::kernel_info`](crate::cpu_mapping::Gdr::kernel_info).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GdrKernelInfo {

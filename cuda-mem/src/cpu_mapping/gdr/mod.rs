@@ -175,7 +175,7 @@ impl Gdr {
     ///
     /// [`System`](ErrorKind::System) if its files cannot be read.
     #[doc(alias = "/proc/driver/gdrdrv")]
-    pub fn kernel_facts() -> Result<Option<GdrKernelInfo>> {
+    pub fn kernel_info() -> Result<Option<GdrKernelInfo>> {
         GdrKernelInfo::read()
     }
 

@@ -55,7 +55,7 @@ pub struct CpuMappingChoice {
 }
 
 impl CpuMappingChoice {
-    /// Decides from the info and options alone: makes no queries and is deterministic.
+    /// Decides from the information and the options alone: makes no queries and is deterministic.
     ///
     /// ```
     /// use cuda_mem::cpu_mapping::{CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions};
@@ -194,8 +194,8 @@ mod tests {
         Some(MappingKind::Device),
     ];
 
-    /// Every combination of info.
-    fn all_facts() -> Vec<CpuMappingInfo> {
+    /// Every combination of the information about memory and machine.
+    fn all_info() -> Vec<CpuMappingInfo> {
         let mut all = Vec::new();
         for memory in MEMORIES {
             for gpu_direct in [None, Some(false), Some(true)] {
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn every_kind_is_a_candidate_or_has_a_reason() {
         let mut firsts = Vec::new();
-        for info in all_facts() {
+        for info in all_info() {
             for options in all_options() {
                 let choice = CpuMappingChoice::new(&info, &options);
                 for kind in CpuMappingKind::ALL {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_is_possible_depends_on_the_memory() {
-        for info in all_facts() {
+        for info in all_info() {
             for options in all_options().filter(|options| options.refused.is_empty()) {
                 let choice = CpuMappingChoice::new(&info, &options);
                 let has = |kind| choice.candidates.contains(&kind);

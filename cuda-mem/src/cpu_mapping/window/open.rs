@@ -1,4 +1,4 @@
-//! Opening: info are gathered, the choice is made, and what was chosen is tried.
+//! Opening: the information is gathered, the choice is made, and what was chosen is tried.
 
 use std::cell::RefCell;
 use std::ops::Range;

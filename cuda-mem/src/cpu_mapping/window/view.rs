@@ -1,4 +1,4 @@
-//! Memory that the processor reaches itself, by whatever backend.
+//! Memory that the processor reaches itself, through any back end.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};

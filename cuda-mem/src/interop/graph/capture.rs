@@ -194,7 +194,7 @@ impl Capture {
         is_alone: bool,
     ) -> GraphBuffer<'_, T> {
         let mut parts = self.parts.borrow_mut();
-        let owned = parts.shared_guest(memory);
+        let owned = parts.shared_owned(memory);
         let index = parts.blocks.len();
         parts.blocks.push(Block {
             address,

@@ -140,7 +140,7 @@ impl Parts {
     }
 
     /// The index among the owned buffers of memory that several graphs use.
-    pub(super) fn shared_guest(&mut self, memory: impl AnyBuffer) -> usize {
+    pub(super) fn shared_owned(&mut self, memory: impl AnyBuffer) -> usize {
         let number = memory.number();
         let known = self.owned.iter();
         let known = known
@@ -164,7 +164,7 @@ impl Parts {
             .ok_or_else(unknown)
     }
 
-    pub(super) fn guest_mut<T: Pod>(
+    pub(super) fn owned_mut<T: Pod>(
         &mut self,
         adopted: &GraphOwned<T>,
     ) -> Result<&mut DeviceBuffer<T>> {
@@ -299,7 +299,7 @@ impl GraphExec {
     /// # }
     /// ```
     pub fn buffer_mut<T: Pod>(&mut self, adopted: &GraphOwned<T>) -> Result<GraphOwnedMut<'_, T>> {
-        Ok(GraphOwnedMut(self.parts.guest_mut(adopted)?))
+        Ok(GraphOwnedMut(self.parts.owned_mut(adopted)?))
     }
 
     /// Drops the instance and returns one adopted buffer. Launches in progress complete before any later work on the

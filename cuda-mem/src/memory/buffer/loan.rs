@@ -186,7 +186,7 @@ impl<T: Pod> Loan<'_, T> {
 
     pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
-        // used or freed there: `on` has noted the pending_use. The span borrows the loan.
+        // used or freed there: `on` has recorded the pending use. The span borrows the loan.
         unsafe { self.buffer.span_in(self.stream) }
     }
 }

@@ -61,7 +61,7 @@ impl<T: Pod> DeviceBuffer<T> {
         from.wait_for_writers()?;
         order(from.stream.as_ref(), self.stream.as_ref())?;
         // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
-        // pending_use below keeps it so until the copy has read it.
+        // pending use recorded below keeps it so until the copy has read it.
         let source = unsafe { from.span_in(&self.stream) };
         let copied = self
             .part(start, from.len)?

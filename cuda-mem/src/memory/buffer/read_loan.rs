@@ -111,7 +111,7 @@ impl<T: Pod> ReadLoan<'_, T> {
     /// For reading only.
     pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
-        // written or freed there: `read_on` has noted the pending_use. Nothing is written through the span.
+        // written or freed there: `read_on` has recorded the pending use. Nothing is written through the span.
         unsafe { self.buffer.span_in(self.stream) }
     }
 }

@@ -65,7 +65,7 @@ impl SlotLease {
 impl Drop for SlotLease {
     fn drop(&mut self) {
         // The next thread that takes it must be the only one to write there.
-        DESK.set(None);
+        SLOT.set(None);
         // In a fork there may be no thread left to unlock the list.
         if !report::is_forked() {
             let mut slots = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ thread_local! {
     static LEASE: SlotLease = SlotLease::take();
     /// The slot of [`LEASE`], once it is taken. It is found without checking whether the thread is ending. Set only
     /// where the light half of the barrier is [there](barrier::is_there), so that this need not be checked either.
-    static DESK: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
+    static SLOT: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
 }
 
 /// As [`CaptureExclusion`], in one word: the only note of its thread.
@@ -94,7 +94,7 @@ pub(crate) struct PlainExclusion {
 /// no stream. `None` in any other case. Not for default streams.
 #[inline(always)]
 pub(crate) fn exclude_plainly(stream: CUstream) -> Option<PlainExclusion> {
-    let place = &DESK.get()?.streams[0];
+    let place = &SLOT.get()?.streams[0];
     // Only this thread writes here.
     if place.load(Ordering::Relaxed) != NOTHING {
         return None;
@@ -160,7 +160,7 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
     let name = name(stream);
     let note_in_slot = |lease: &SlotLease| {
         if barrier::is_there() {
-            DESK.set(Some(lease.0));
+            SLOT.set(Some(lease.0));
         }
         note(lease.0, name)
     };

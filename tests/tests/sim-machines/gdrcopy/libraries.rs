@@ -96,7 +96,7 @@ pub(crate) fn attributes_sanity(_: &Environment) -> Result<()> {
         Err(error) => ensure!(error.kind() == ErrorKind::InvalidValue, "{error}"),
     }
     // Whatever the machine's own module tells.
-    Gdr::kernel_facts()?;
+    Gdr::kernel_info()?;
     Ok(())
 }
 
