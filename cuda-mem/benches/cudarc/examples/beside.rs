@@ -20,8 +20,9 @@ fn main() -> Result<()> {
     x.fill(0.5)?;
     // SAFETY: `n` elements on the same stream; `leak` keeps cudarc from freeing them.
     let view = unsafe { theirs.upgrade_device_ptr::<f32>(x.as_raw(), n) };
-    let found = theirs.clone_dtoh(&view)?;
-    view.leak();
+    let found = theirs.clone_dtoh(&view);
+    view.leak(); // before an early return, which would free the memory twice
+    let found = found?;
     ensure!(found == vec![0.5; n], "cudarc read something else");
     println!("cudarc read {n} elements of a pool of cuda-mem: {}", pool.stats()?);
     Ok(())
