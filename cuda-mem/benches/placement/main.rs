@@ -2,7 +2,7 @@
 //! on.
 //!
 //! `cargo bench -p cuda-mem --bench placement [-- --json | --markdown] [--svg FILE]`. `--markdown` shows the tables of
-//! `docs/src/placement.md`, to be put there as they are. `--from FILE` draws and shows what an earlier run printed as
+//! `docs/src/placement-design.md`, to be put there as they are. `--from FILE` draws and shows what an earlier run printed as
 //! JSON, instead of measuring.
 
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! The rows as tables of Markdown: all of them, or those that stand in `docs/src/placement.md`.
+//! The rows as tables of Markdown: all of them, or those that stand in `docs/src/placement-design.md`.
 
 use serde_json::Value;
 
