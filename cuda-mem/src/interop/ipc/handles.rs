@@ -33,7 +33,7 @@ macro_rules! trusted {
             /// else.
             ///
             /// ```compile_fail,E0133
-            #[doc = concat!("use cuda_mem::", stringify!($name), ";")]
+            #[doc = concat!("use cuda_mem::interop::", stringify!($name), ";")]
             ///
             #[doc = concat!("let _ = ", stringify!($name), "::from_bytes(b\"from anywhere\"); // error: unsafe")]
             /// ```
