@@ -20,6 +20,6 @@ pub(crate) fn begin() -> Result<RwLockReadGuard<'static, ()>> {
 
 /// Excludes all waits. `None` if a thread is waiting now: the caller tries again later, because a wait may take
 /// arbitrarily long.
-pub(crate) fn nobody() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
+pub(crate) fn exclude() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
     WAITS.try_write()
 }

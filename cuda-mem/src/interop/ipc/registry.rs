@@ -187,7 +187,7 @@ impl UnusedImport {
         if !pools[index].frees.iter().all(|free| free.is_in(seen)) {
             return (Ok(()), None);
         }
-        let Ok(Some(_nobody)) = waits::nobody() else {
+        let Ok(Some(_exclusion)) = waits::exclude() else {
             return (Ok(()), None);
         };
         let entry = pools.swap_remove(index);

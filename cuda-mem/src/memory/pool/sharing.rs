@@ -44,7 +44,7 @@ pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
 pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
     // The lock order of `ipc::registry`. The second lock blocks every wait of this crate, so it is taken last.
     let ends = no_pool_ends()?;
-    Ok(waits::nobody()?.map(|nobody| (ends, nobody)))
+    Ok(waits::exclude()?.map(|exclusion| (ends, exclusion)))
 }
 
 /// For pools that no stream has used, or if it is known that no thread is waiting (R178).
