@@ -108,7 +108,7 @@ fn method() -> String {
 /// From now on an event serves one wait.
 fn launch_a_graph(stream: &Stream) -> Result<()> {
     let (graph, ()) = stream.capture(CaptureMode::default(), |capture| {
-        capture.alloc::<u8>(4096)?.fill(1)
+        capture.alloc::<u8>(4096)?.as_mut_slice().fill(1)
     })?;
     let mut exec = graph.instantiate(Instantiate::default())?;
     exec.launch(stream)?;

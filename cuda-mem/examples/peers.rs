@@ -77,7 +77,7 @@ fn copy(here: &Stream, there: &Stream) -> Result<usize> {
         .default_pool()?
         .alloc_from(here, &[1_u8; 4096])?;
     let mut target = there.device().default_pool()?.alloc::<u8>(there, 4096)?;
-    target.copy_from_buffer(&source)?; // waits for `here` on `there`, not on the host
+    target.copy_from_device(&source)?; // waits for `here` on `there`, not on the host
     ensure!(
         target.to_vec()? == [1; 4096],
         "other bytes arrived than were sent"

@@ -79,8 +79,8 @@ pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;
 pub use driver::{Device, Driver};
 pub use memory::{
-    Access, DefaultPool, DeviceBuffer, Loan, MemoryPool, MemoryResource, Pool, PoolBuilder,
-    PoolStats, ReadLoan, ReleaseThreshold, Resource, ReusePolicy, Usage,
+    Access, DefaultPool, DeviceBuffer, DeviceSlice, DeviceSliceMut, MemoryPool, MemoryResource,
+    Pool, PoolBuilder, PoolStats, ReleaseThreshold, Resource, ReusePolicy, Usage,
 };
 pub use stream::{Context, Event, Stream};
 

@@ -87,7 +87,7 @@ mod strangers {
         let mut target = MemoryPool::builder(&devices[1])
             .build()?
             .alloc::<u8>(&there, 3)?;
-        target.copy_from_buffer(&source)?;
+        target.copy_from_device(&source)?;
         ensure!(target.to_vec()? == [1, 2, 3]);
         Ok(())
     }

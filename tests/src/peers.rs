@@ -274,9 +274,9 @@ mod copies {
         let numbers: Vec<u32> = (0..100_000).collect();
         let near = pool(&devices[0])?.alloc_from(&streams[0], &numbers)?;
         let mut far = pool(&devices[1])?.alloc::<u32>(&streams[1], numbers.len())?;
-        far.copy_from_buffer(&near)?;
+        far.copy_from_device(&near)?;
         let mut back = pool(&devices[0])?.alloc::<u32>(&streams[0], numbers.len())?;
-        back.copy_from_buffer(&far)?;
+        back.copy_from_device(&far)?;
         ensure!(back.to_vec()? == numbers && far.to_vec()? == numbers);
         Ok(())
     }
@@ -291,7 +291,7 @@ mod copies {
         streams[1].synchronize()?;
         let held = hold(&streams[0])?;
         source.fill(1)?;
-        target.copy_from_buffer(&source)?;
+        target.copy_from_device(&source)?;
         source.fill(2)?;
         ensure!(!streams[1].is_done()?, "the copy waits for the source");
         drop(held);
@@ -309,10 +309,10 @@ mod copies {
         let open = open_pool(&devices[0], &devices[1])?;
         let mut target = open.alloc_zeroed::<u8>(&streams[1], 500)?;
         let source = pool(&devices[0])?.alloc_from(&streams[0], &[6_u8; 500])?;
-        target.copy_from_buffer(&source)?;
+        target.copy_from_device(&source)?;
         ensure!(target.to_vec()? == [6; 500]);
         let mut back = pool(&devices[0])?.alloc_zeroed::<u8>(&streams[0], 500)?;
-        back.copy_from_buffer(&target)?;
+        back.copy_from_device(&target)?;
         ensure!(back.to_vec()? == [6; 500]);
         Ok(())
     }
@@ -328,7 +328,7 @@ mod copies {
         let pool = pool(&devices[1])?;
         let source = pool.alloc_from(&streams[1], &[8_u8; 77])?;
         let mut target = pool.alloc::<u8>(&contexts[1].stream()?, 77)?;
-        target.copy_from_buffer(&source)?;
+        target.copy_from_device(&source)?;
         ensure!(target.to_vec()? == [8; 77]);
         Ok(())
     }

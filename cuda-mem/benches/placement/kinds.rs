@@ -1,7 +1,5 @@
 //! The kinds of memory that are compared.
 
-use std::ops::{Deref, DerefMut};
-
 use anyhow::{Result, bail};
 use cuda_mem::driver::{AllocationType, Location};
 use cuda_mem::mapped::{MappedMemory, MappedMemoryBuilder};
@@ -9,7 +7,7 @@ use cuda_mem::memory::{DirectResource, HostFlags, ManagedResource, PinnedResourc
 use cuda_mem::{Device, DeviceBuffer, MemoryPool, Resource, Stream};
 
 /// A buffer of whatever kind.
-pub(crate) type Words = Box<dyn DerefMut<Target = DeviceBuffer<u32>>>;
+pub(crate) type Words = DeviceBuffer<u32>;
 
 /// Where managed memory is at the beginning of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,31 +132,14 @@ impl Kind {
 impl Source {
     pub(crate) fn allocate(&self, stream: &Stream, len: usize) -> Result<Words> {
         match self {
-            Self::Resource(resource) => Ok(Box::new(Held(resource.alloc(stream, len)?))),
+            Self::Resource(resource) => Ok(resource.alloc(stream, len)?),
             Self::Mapped(builder) => {
                 let memory = builder.clone().map((len * size_of::<u32>()) as u64)?;
                 match memory.into_buffer(stream, len) {
-                    Ok(buffer) => Ok(Box::new(buffer)),
+                    Ok(buffer) => Ok(buffer.into_buffer()),
                     Err(failed) => bail!(failed.error),
                 }
             }
         }
-    }
-}
-
-/// Its own target, so that all kinds are of one type.
-struct Held(DeviceBuffer<u32>);
-
-impl Deref for Held {
-    type Target = DeviceBuffer<u32>;
-
-    fn deref(&self) -> &DeviceBuffer<u32> {
-        &self.0
-    }
-}
-
-impl DerefMut for Held {
-    fn deref_mut(&mut self) -> &mut DeviceBuffer<u32> {
-        &mut self.0
     }
 }

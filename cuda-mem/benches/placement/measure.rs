@@ -247,11 +247,11 @@ impl Bench {
         let taken = seconds(|| {
             for _ in 0..passes {
                 if writes {
-                    let arguments = (&mut **it.words, 7_u32, count);
+                    let arguments = (&mut it.words, 7_u32, count);
                     // SAFETY: `fill` takes an address of so many words, a word, and their number.
                     unsafe { self.fill.launch(&self.stream, launch, arguments) }?;
                 } else {
-                    let arguments = (&mut it.aside, &**it.words, count);
+                    let arguments = (&mut it.aside, &it.words, count);
                     // SAFETY: `copy` takes two addresses of so many words, and their number.
                     unsafe { self.copy.launch(&self.stream, launch, arguments) }?;
                 }
@@ -269,7 +269,7 @@ impl Bench {
             |it| {
                 let mut walk = |steps: u64| {
                     seconds(|| {
-                        let arguments = (&**it.words, &mut it.aside, steps);
+                        let arguments = (&it.words, &mut it.aside, steps);
                         // SAFETY: `chase` takes the address of a ring of words, that of one word, and a number.
                         unsafe { chase.launch(&self.stream, Launch::over(1, 1), arguments) }?;
                         Ok(self.stream.synchronize()?)

@@ -31,7 +31,7 @@ pub(crate) fn run(device: Device, bytes: u64, show: &mut Show) -> Result<Steps> 
 
     first.fill(0x5a)?;
     // `other` now waits for `stream`, and the other way round when the copy is submitted.
-    second.copy_from_buffer(&first)?;
+    second.copy_from_device(&first)?;
     let mut copied = vec![0; len];
     second.copy_to(&mut copied)?;
     let wrong = copied.iter().position(|byte| *byte != 0x5a);

@@ -43,9 +43,9 @@ const MOST_TAKEN: u64 = 32 << 20;
 /// let pool = Arena::builder(&device).build()?.capture_pool()?;
 /// let (graph, result) = stream.capture(CaptureMode::default(), |capture| {
 ///     let mut scratch = capture.alloc_from::<u32>(&pool, 100)?;
-///     scratch.fill(7)?;
+///     scratch.as_mut_slice().fill(7)?;
 ///     let mut result = capture.alloc_alone_from::<u32>(&pool, 100)?;
-///     result.copy_from(&scratch)?;
+///     result.as_mut_slice().copy_from_device(&scratch)?;
 ///     Ok(result.persist()) // `scratch` goes back to the pool, the result stays the graph's
 /// })?;
 /// let mut exec = graph.instantiate(Instantiate::default())?;

@@ -9,5 +9,5 @@ pub(crate) mod window;
 pub use gdr::{Gdr, GdrKernelInfo};
 pub use window::{
     CpuMapping, CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions,
-    CpuMappingReason, MappingKind,
+    CpuMappingReason, Mappable, MappingKind,
 };

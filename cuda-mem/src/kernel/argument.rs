@@ -5,18 +5,18 @@ use std::ffi::c_void;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
 use crate::mapped::host::{HostMemory, InFlightBuffer};
-use crate::mapped::managed::ManagedBuffer;
-use crate::memory::buffer::{DeviceBuffer, Loan, ReadLoan};
-use crate::placement::PlacedBuffer;
+use crate::memory::slice::{DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, OnStream};
 use crate::stream::Stream;
 
-/// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for buffers
-/// that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to the launch stream
-/// for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. Launches on several streams that read one
-/// buffer therefore run one after the other, unless it is lent to all of them first: a loan is also an argument. Host
-/// memory is an argument while it is [on loan](crate::mapped::InFlightBuffer) to the launch stream.
+/// One argument of a launch: a number, a [`Value`], or memory, whose address the kernel gets. `&mut` is for memory that
+/// the kernel writes to, `&` for memory that it only reads: a buffer of any kind, a
+/// [slice](crate::memory::DeviceSliceMut), or host memory that is [in flight](crate::mapped::InFlightBuffer).
+///
+/// Memory of another stream is bound to the launch stream for the launch, as by [`on`](crate::DeviceBuffer::on) and
+/// [`read_on`](crate::DeviceBuffer::read_on). Launches on several streams that read one buffer therefore run one after
+/// the other, unless it is bound to all of them first: `buffer.read_on(&other)?` is also an argument.
 ///
 /// This trait is sealed.
 pub trait Argument<'a>: sealed::Hold<'a> {}
@@ -112,141 +112,61 @@ macro_rules! numbers {
 
 numbers! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
 
-/// A buffer that is lent, and its address at a place of its own.
+/// Memory that is bound to the stream of the launch, and its address at a place of its own.
 #[derive(Debug)]
-pub struct Borrowed<G> {
-    /// Ends after the launch.
-    _loan: G,
+pub struct Borrowed<B> {
+    /// Dropped after the launch.
+    _slice: B,
     address: CUdeviceptr,
 }
 
-impl<G> Place for Borrowed<G> {
+impl<B> Place for Borrowed<B> {
     fn place(&mut self) -> Spot {
         place_of(&mut self.address)
     }
 }
 
-impl<'a, T: Pod> Hold<'a> for &'a mut DeviceBuffer<T> {
-    type Held = Borrowed<Loan<'a, T>>;
+impl<B> Borrowed<B> {
+    fn new(address: CUdeviceptr, slice: B) -> Self {
+        Self {
+            address,
+            _slice: slice,
+        }
+    }
+}
+
+impl<'a, M: DeviceMemoryMut> Hold<'a> for &'a mut M {
+    type Held = Borrowed<DeviceSliceMut<'a, M::Element, OnStream<'a>>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        let loan = self.on(stream)?;
-        Ok(Borrowed {
-            address: loan.as_raw(),
-            _loan: loan,
-        })
+        let slice = self.as_mut_slice().on(stream)?;
+        Ok(Borrowed::new(slice.as_raw(), slice))
     }
 }
 
-impl<'a, T: Pod> Argument<'a> for &'a mut DeviceBuffer<T> {}
+impl<'a, M: DeviceMemoryMut> Argument<'a> for &'a mut M {}
 
-impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
-    type Held = Borrowed<ReadLoan<'a, T>>;
+impl<'a, M: DeviceMemory> Hold<'a> for &'a M {
+    type Held = Borrowed<DeviceSlice<'a, M::Element, OnStream<'a>>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        let loan = self.read_on(stream)?;
-        Ok(Borrowed {
-            address: loan.as_raw(),
-            _loan: loan,
-        })
+        let slice = self.as_slice().read_on(stream)?;
+        Ok(Borrowed::new(slice.as_raw(), slice))
     }
 }
 
-impl<'a, T: Pod> Argument<'a> for &'a DeviceBuffer<T> {}
-
-impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
-    type Held = Borrowed<Loan<'a, T>>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        self.inner().hold(stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a mut ManagedBuffer<T> {}
-
-impl<'a, T: Pod> Hold<'a> for &'a ManagedBuffer<T> {
-    type Held = Borrowed<ReadLoan<'a, T>>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        let buffer: &DeviceBuffer<T> = self;
-        buffer.hold(stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a ManagedBuffer<T> {}
-
-impl<'a, T: Pod> Hold<'a> for &'a mut PlacedBuffer<T> {
-    type Held = Borrowed<Loan<'a, T>>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        self.inner().hold(stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a mut PlacedBuffer<T> {}
-
-impl<'a, T: Pod> Hold<'a> for &'a PlacedBuffer<T> {
-    type Held = Borrowed<ReadLoan<'a, T>>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        let buffer: &DeviceBuffer<T> = self;
-        buffer.hold(stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a PlacedBuffer<T> {}
-
-/// The address of what is on loan to the stream of the launch already.
-fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<CUdeviceptr>> {
-    if to == stream {
-        return Ok(Value(address));
-    }
-    Err(Error::invalid(format!(
-        "the memory is on loan to {to}, and the launch is on {stream}; lend it to that one, or pass the buffer \
-         itself if it is a device's"
-    )))
-}
-
-impl<'a, T: Pod> Hold<'a> for &'a mut Loan<'_, T> {
-    type Held = Value<CUdeviceptr>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        on_loan(self.as_raw(), self.stream(), stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a mut Loan<'_, T> {}
-
-impl<'a, T: Pod> Hold<'a> for &'a ReadLoan<'_, T> {
-    type Held = Value<CUdeviceptr>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        on_loan(self.as_raw(), self.stream(), stream)
-    }
-}
-
-impl<'a, T: Pod> Argument<'a> for &'a ReadLoan<'_, T> {}
+impl<'a, M: DeviceMemory> Argument<'a> for &'a M {}
 
 impl<'a, H: HostMemory> Hold<'a> for &'a mut InFlightBuffer<H> {
-    type Held = Value<CUdeviceptr>;
+    type Held = Borrowed<DeviceSliceMut<'a, H::Element, OnStream<'a>>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        self.require_writable()?;
-        on_loan(self.as_raw(), self.stream(), stream)
+        let slice = self.as_mut_slice()?.on(stream)?;
+        Ok(Borrowed::new(slice.as_raw(), slice))
     }
 }
 
 impl<'a, H: HostMemory> Argument<'a> for &'a mut InFlightBuffer<H> {}
-
-impl<'a, H: HostMemory> Hold<'a> for &'a InFlightBuffer<H> {
-    type Held = Value<CUdeviceptr>;
-
-    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        on_loan(self.as_raw(), self.stream(), stream)
-    }
-}
-
-impl<'a, H: HostMemory> Argument<'a> for &'a InFlightBuffer<H> {}
 
 macro_rules! tuples {
     ($($name:ident)*) => {

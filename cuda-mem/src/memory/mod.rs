@@ -3,17 +3,17 @@
 //! A [`MemoryPool`] is the driver's stream-ordered allocator. A [`MemoryResource`] is anything that allocates in
 //! stream order: pools, an [`Arena`](crate::Arena), plain device memory, or one of your own. Adaptors wrap a
 //! resource to count, limit, log or retry. A [`DeviceBuffer`] owns memory of any of them and frees it in the order
-//! of its stream.
+//! of its stream. A [`DeviceSlice`] or [`DeviceSliceMut`] names part of any memory.
 
 pub(crate) mod adaptor;
 pub(crate) mod buffer;
 pub(crate) mod container;
-pub(crate) mod copy;
 pub(crate) mod current;
 pub(crate) mod fallback;
 pub(crate) mod pool;
 pub(crate) mod reclaim;
 pub(crate) mod resource;
+pub(crate) mod slice;
 pub(crate) mod stats;
 
 pub use adaptor::{
@@ -21,7 +21,7 @@ pub use adaptor::{
     PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics, StatisticsAdaptor,
     StatisticsScope, TrackingAdaptor,
 };
-pub use buffer::{DeviceBuffer, Loan, ReadLoan};
+pub use buffer::DeviceBuffer;
 pub use container::{DeviceScalar, DeviceVec};
 pub use current::ScopedResource;
 pub use fallback::{DriverModel, Fallback, Strategy};
@@ -33,4 +33,5 @@ pub use resource::{
     DeviceSet, DirectResource, HostFlags, ManagedResource, MemoryProperties, MemoryResource,
     PinnedResource, RESOURCE_ALIGNMENT, Resource,
 };
+pub use slice::{DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, OnStream};
 pub use stats::{PoolStats, Usage};

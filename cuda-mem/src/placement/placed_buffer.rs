@@ -8,9 +8,9 @@ use bytemuck::Pod;
 use crate::base::error::{Error, Failed, Result};
 use crate::mapped::managed::ManagedBuffer;
 use crate::mapped::vmm::GrowableBuffer;
-use crate::memory::buffer::{DeviceBuffer, Loan};
+use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pool::MemoryPool;
-use crate::stream::Stream;
+use crate::memory::slice::{DeviceMemoryMut, DeviceSliceMut};
 
 /// Memory allocated as a [`Placement`](super::Placement) decided. From
 /// [`Placement::allocate`](super::Placement::allocate).
@@ -40,7 +40,7 @@ use crate::stream::Stream;
 ///
 /// let results = PlacementRequest::bytes(4000).access(AccessPattern::GpuWritesCpuReads);
 /// let mut results = results.place(&machine)?.allocate::<u32>(&devices, &stream, 1000)?;
-/// results.fill(7)?;                          // by the device
+/// results.as_mut_slice().fill(7)?;           // by the device
 /// assert_eq!(results.host()?[999], 7);       // waits, and copies nothing
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
@@ -97,7 +97,7 @@ impl<T: Pod> PlacedBuffer<T> {
         }
     }
 
-    /// As [`zero`](Self::zero), including the bytes after the elements if the memory is not shared.
+    /// Submits a fill with zero, including the bytes after the elements if the memory is not shared.
     pub(super) fn zero_all(&mut self) -> Result<()> {
         match &mut self.memory {
             Memory::Plain(buffer) => {
@@ -108,7 +108,7 @@ impl<T: Pod> PlacedBuffer<T> {
                 zeroed
             }
             Memory::Growable(buffer) => buffer.zero_all(),
-            Memory::Managed(buffer) => buffer.zero(),
+            Memory::Managed(buffer) => buffer.inner().zero(),
         }
     }
 
@@ -116,7 +116,7 @@ impl<T: Pod> PlacedBuffer<T> {
     pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
         match &mut self.memory {
             Memory::Plain(buffer) => buffer,
-            Memory::Growable(buffer) => buffer,
+            Memory::Growable(buffer) => buffer.inner(),
             Memory::Managed(buffer) => buffer.inner(),
         }
     }
@@ -170,64 +170,9 @@ impl<T: Pod> PlacedBuffer<T> {
         Err(Error::not_supported(text.to_owned()))
     }
 
-    /// See [`DeviceBuffer::fill`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
-    pub fn fill(&mut self, value: T) -> Result<()> {
-        self.inner().fill(value)
-    }
-
-    /// See [`DeviceBuffer::zero`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn zero(&mut self) -> Result<()> {
-        self.inner().zero()
-    }
-
-    /// See [`DeviceBuffer::copy_from`]. Synchronises the stream.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias = "cuMemcpyHtoDAsync")]
-    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        self.inner().copy_from(from)
-    }
-
-    /// See [`DeviceBuffer::copy_from_buffer`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
-    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        self.inner().copy_from_buffer(from)
-    }
-
-    /// Lends the buffer to another stream, possibly of another device. See [`DeviceBuffer::on`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
-        self.inner().on(other)
-    }
-
-    /// See [`DeviceBuffer::wait_for_pending_uses`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
-        self.inner().wait_for_pending_uses()
+    /// All elements, to be written in the order of the stream, or of another stream, possibly of another device.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.inner().as_mut_slice()
     }
 
     /// The pool that this memory comes from. If an [export](crate::placement::Export) was requested, the pool serves
@@ -345,6 +290,12 @@ impl<T: Pod> Deref for PlacedBuffer<T> {
             Memory::Growable(buffer) => buffer,
             Memory::Managed(buffer) => buffer,
         }
+    }
+}
+
+impl<T: Pod> DeviceMemoryMut for PlacedBuffer<T> {
+    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.as_mut_slice()
     }
 }
 

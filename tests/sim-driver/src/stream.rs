@@ -239,7 +239,7 @@ impl State {
         for id in finished {
             let past = self.clocks.past(id);
             for pool in self.pools.values_mut() {
-                pool.space.wait_for_pending_uses(&self.clocks);
+                pool.space.settle(&self.clocks);
             }
             let waiting = self.pools.iter();
             let waiting: Vec<_> = waiting

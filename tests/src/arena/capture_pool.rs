@@ -23,16 +23,16 @@ fn graph(
 ) -> Result<(GraphExec, PersistentAllocation<u32>, u64)> {
     let (graph, (left, address)) = stream.capture(mode, |capture| {
         let mut first = capture.alloc_from::<u32>(pool, LEN)?;
-        first.fill(value)?;
+        first.as_mut_slice().fill(value)?;
         let address = first.as_raw();
         let mut second = capture.alloc_alone_from::<u32>(pool, LEN)?;
-        second.copy_from(&first)?;
+        second.as_mut_slice().copy_from_device(&first)?;
         drop(first);
         // In the capture's order memory is used again at once.
         let held = pool.held_bytes();
         let mut third = capture.alloc_from::<u32>(pool, LEN)?;
         assert_eq!(pool.held_bytes(), held);
-        third.fill(0)?;
+        third.as_mut_slice().fill(0)?;
         Ok((second.persist(), address))
     })?;
     Ok((graph.instantiate(Instantiate::Plain)?, left, address))
@@ -210,7 +210,7 @@ fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(env: &Environment) -> 
     let (graph, adopted) = stream.capture(CaptureMode::ThreadLocal, |capture| {
         let adopted = capture.adopt(buffer);
         let mut alone = capture.alloc_alone_from::<u32>(&pool, 1000)?;
-        alone.fill(1)?;
+        alone.as_mut_slice().fill(1)?;
         let _left = alone.persist();
         Ok(adopted)
     })?;

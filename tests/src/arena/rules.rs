@@ -94,7 +94,7 @@ fn a_block_may_lie_across_pieces(env: &Environment) -> Result<()> {
         // A new thread has no current context.
         let work = scope.spawn(|| -> Result<_> {
             block.copy_from(&pattern)?;
-            other.copy_from_buffer(&block)?;
+            other.copy_from_device(&block)?;
             Ok((block.to_vec()?, other.to_vec()?))
         });
         work.join()

@@ -71,7 +71,7 @@ fn a_wrong_length_is_refused_and_changes_nothing(env: &Environment) -> Result<()
     for refused in [
         buffer.copy_from(&[2; 11]),
         buffer.copy_to(&mut back),
-        buffer.copy_from_buffer(&other),
+        buffer.copy_from_device(&other),
     ] {
         let Err(error) = refused else {
             anyhow::bail!("a copy of another length was made");

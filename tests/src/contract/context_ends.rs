@@ -22,7 +22,7 @@ fn use_stream(pool: &MemoryPool, stream: &Stream) -> Result<()> {
     ensure!(buffer.to_vec()? == [7; LEN]);
     buffer.copy_from(&[8; LEN])?;
     let mut copy = pool.alloc_zeroed::<u32>(stream, LEN)?;
-    copy.copy_from_buffer(&buffer)?;
+    copy.copy_from_device(&buffer)?;
     buffer.free()?;
     ensure!(copy.to_vec()? == [8; LEN]);
     stream.synchronize()?;

@@ -29,7 +29,7 @@ fn default_streams_serve_without_a_current_context(env: &Environment) -> Result<
         let mut elsewhere = pool.alloc_zeroed::<u16>(&other, 3)?;
         elsewhere.on(&stream)?.fill(6)?;
         ensure!(elsewhere.to_vec()? == [6; 3]);
-        elsewhere.copy_from_buffer(&buffer)?;
+        elsewhere.copy_from_device(&buffer)?;
         ensure!(elsewhere.to_vec()? == [5; 3]);
         let event = stream.context().event()?;
         event.record(&stream)?;

@@ -20,7 +20,7 @@ pub(super) const MODES: [CaptureMode; 3] = [
 fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, PersistentAllocation<u32>)> {
     let (graph, left) = stream.capture(CaptureMode::default(), |capture| {
         let mut memory = capture.alloc::<u32>(1000)?;
-        memory.fill(7)?;
+        memory.as_mut_slice().fill(7)?;
         Ok(memory.persist())
     })?;
     ensure!(graph.left_bytes() == 4000);
@@ -37,8 +37,8 @@ fn what_is_captured_runs_when_it_is_launched(env: &Environment) -> Result<()> {
             let result = capture.adopt(result);
             let mut first = capture.alloc::<u32>(1000)?;
             let mut second = capture.alloc::<u32>(1000)?;
-            first.fill(3)?;
-            second.copy_from(&first)?;
+            first.as_mut_slice().fill(3)?;
+            second.as_mut_slice().copy_from_device(&first)?;
             drop(first);
             second.copy_out(&result)?;
             second.free()?;

@@ -23,5 +23,6 @@ mod reuse;
 mod rules;
 mod samples;
 mod samples_graph;
+mod slices;
 mod threshold;
 mod waits;

@@ -193,13 +193,13 @@ fn a_copy_between_buffers_orders_both_streams(env: &Environment) -> Result<()> {
     to.synchronize()?;
     let held = hold(&from)?;
     source.fill(2)?;
-    target.copy_from_buffer(&source)?;
+    target.copy_from_device(&source)?;
     ensure!(!to.is_done()?, "the copy ran ahead of the source's stream");
     drop(held);
     ensure!(target.to_vec()? == [2; 4096]);
 
     let held = hold(&to)?;
-    target.copy_from_buffer(&source)?;
+    target.copy_from_device(&source)?;
     source.fill(9)?;
     ensure!(
         !from.is_done()?,

@@ -17,9 +17,9 @@ fn one_round(pool: &MemoryPool, stream: &Stream, round: u32) -> Result<[u64; 3]>
     let a = pool.alloc_from(stream, &first)?;
     let b = pool.alloc_from(stream, &second)?;
     let mut c = pool.alloc::<u32>(stream, LEN)?;
-    c.copy_from_buffer(&b)?;
+    c.copy_from_device(&b)?;
     ensure!(c.to_vec()? == second);
-    c.copy_from_buffer(&a)?;
+    c.copy_from_device(&a)?;
     let mut addresses = [a.as_raw(), b.as_raw(), c.as_raw()];
     addresses.sort_unstable();
     a.free()?;

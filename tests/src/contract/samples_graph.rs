@@ -26,13 +26,13 @@ fn a_recorded_graph_does_what_its_stream_does(env: &Environment) -> Result<()> {
     {
         let mut scratch = pool.alloc::<u32>(&stream, LEN)?;
         scratch.fill(11)?;
-        plain.copy_from_buffer(&scratch)?;
+        plain.copy_from_device(&scratch)?;
     }
     let result = pool.alloc_zeroed::<u32>(&stream, LEN)?;
     let (graph, result) = stream.capture(CaptureMode::Global, |capture| {
         let result = capture.adopt(result);
         let mut scratch = capture.alloc::<u32>(LEN)?;
-        scratch.fill(11)?;
+        scratch.as_mut_slice().fill(11)?;
         scratch.copy_out(&result)?;
         Ok(result)
     })?;
@@ -85,7 +85,7 @@ fn memory_that_outlives_a_launch_is_freed_once(env: &Environment) -> Result<()> 
     for kind in [Instantiate::Plain, Instantiate::AutoFree] {
         let (graph, left) = stream.capture(CaptureMode::Global, |capture| {
             let mut result = capture.alloc::<u32>(LEN)?;
-            result.fill(31)?;
+            result.as_mut_slice().fill(31)?;
             Ok(result.persist())
         })?;
         let mut exec = graph.instantiate(kind)?;

@@ -31,7 +31,7 @@ fn write_and_read(env: &Environment, streams: &[Stream], thread: usize, seed: u6
         memory.set_stream(writer)?;
         memory.fill(word)?;
         let mut copy = pool.alloc::<u32>(writer, 64)?;
-        copy.copy_from_buffer(&memory)?;
+        copy.copy_from_device(&memory)?;
         seen.push(copy);
         memory.set_stream(reader)?;
         memory.fill(word + 1)?;
@@ -84,7 +84,7 @@ fn filling(env: &Environment) -> Result<GraphExec> {
     let (graph, _) = stream.capture(CaptureMode::ThreadLocal, |capture| {
         let memory = capture.adopt(memory);
         let mut scratch = capture.alloc::<u32>(64)?;
-        scratch.fill(1)?;
+        scratch.as_mut_slice().fill(1)?;
         scratch.copy_out(&memory)?;
         scratch.free()?;
         Ok(memory)

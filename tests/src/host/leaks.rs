@@ -87,7 +87,7 @@ fn memory_is_given_back_after_a_capture(env: &Environment) -> Result<()> {
         let refused = kept.take_back().expect_err("the stream is captured");
         assert_eq!(refused.error.kind(), cuda_mem::ErrorKind::Capturing);
         let mut memory = capture.alloc::<u32>(100)?;
-        memory.fill(3)?;
+        memory.as_mut_slice().fill(3)?;
         memory.free()?;
         Ok(refused.object.expect("the loan goes on"))
     })?;
@@ -136,7 +136,7 @@ fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<
         assert_eq!(refused.error.kind(), cuda_mem::ErrorKind::Capturing);
         assert!(refused.error.to_string().contains("another thread"));
         let mut memory = capture.alloc::<u32>(100)?;
-        memory.fill(3)?;
+        memory.as_mut_slice().fill(3)?;
         memory.free()?;
         Ok(refused.object.expect("the loan goes on"))
     })?;
@@ -172,7 +172,7 @@ fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
         drop(loan.take_back()?);
         drop(context.register(&mut memory, RegisterFlags::default())?);
         let mut memory = capture.alloc::<u32>(100)?;
-        memory.fill(3)?;
+        memory.as_mut_slice().fill(3)?;
         memory.free()
     })?;
     graph

@@ -44,7 +44,7 @@ fn serve(env: &Environment, location: Location) -> Result<()> {
     ensure!(info.is_some_and(|info| info.kind == MemoryKind::Host));
     let mut memory = context.pinned::<u32>(COUNT)?.lend(&stream)?;
     let mut back = env.pool()?.alloc::<u32>(&stream, COUNT)?;
-    back.copy_from_buffer(&staging)?;
+    back.copy_from_device(&staging)?;
     memory.copy_from(&back)?;
     ensure!(*memory.take_back()? == numbers[..]);
     Ok(())

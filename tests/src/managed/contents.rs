@@ -74,12 +74,12 @@ fn host_and_kernels_see_what_the_other_wrote(env: &Environment) -> Result<()> {
             copy_and_check(&copy, &from, &mut to, turn)?;
         }
         ensure!(to.to_vec()?[..len / 4 * 4] == pattern(len)[..len / 4 * 4]);
-        to.fill(9)?;
+        to.as_mut_slice().fill(9)?;
         ensure!(to.host()? == vec![9; len], "{len} B");
-        to.copy_from_buffer(&from)?;
+        to.as_mut_slice().copy_from_device(&from)?;
         ensure!(to.host()? == pattern(len), "{len} B");
-        to.zero()?;
-        to.copy_from(pattern(len))?;
+        to.as_mut_slice().zero()?;
+        to.as_mut_slice().copy_from(pattern(len))?;
         ensure!(to.host()? == pattern(len), "{len} B");
         to.into_buffer().free()?;
     }
@@ -170,7 +170,7 @@ fn the_host_waits_for_the_stream(env: &Environment) -> Result<()> {
     let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
     stream.synchronize()?;
     let held = hold(&stream)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     ensure!(!stream.is_done()?, "the fill is queued");
     std::thread::scope(|scope| {
         scope.spawn(move || drop(held));
@@ -178,7 +178,7 @@ fn the_host_waits_for_the_stream(env: &Environment) -> Result<()> {
         Ok(())
     })?;
     let held = hold(&stream)?;
-    buffer.fill(8)?;
+    buffer.as_mut_slice().fill(8)?;
     std::thread::scope(|scope| {
         scope.spawn(move || drop(held));
         ensure!(buffer.host_mut()? == [8; 1000]);
@@ -195,7 +195,7 @@ fn the_host_waits_for_a_loan_that_was_leaked(env: &Environment) -> Result<()> {
         let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
         stream.synchronize()?;
         let held = hold(&other)?;
-        let mut lent = buffer.on(&other)?;
+        let mut lent = buffer.as_mut_slice().on(&other)?;
         lent.fill(7)?;
         std::mem::forget(lent);
         std::thread::scope(|scope| {
@@ -220,7 +220,7 @@ fn readers_on_another_stream_are_waited_for_before_a_change(env: &Environment) -
     from.host_mut()?.fill(5);
     other.synchronize()?;
     let held = hold(&other)?;
-    to.copy_from_buffer(&from)?;
+    to.copy_from_device(&from)?;
     std::thread::scope(|scope| {
         scope.spawn(move || drop(held));
         from.host_mut()?.fill(6);
@@ -244,7 +244,7 @@ fn other_managed_resources_serve_too(env: &Environment) -> Result<()> {
     }
     for resource in resources {
         let mut buffer = ManagedBuffer::<u16>::uninit_in(&resource, &stream, 5000)?;
-        buffer.fill(3)?;
+        buffer.as_mut_slice().fill(3)?;
         buffer.host_mut()?[4999] = 4;
         buffer.prefetch(Location::Device(env.device()?))?;
         let seen = buffer.to_vec()?;

@@ -122,7 +122,7 @@ fn a_captured_stream_takes_no_prefetch(env: &Environment) -> Result<()> {
         elsewhere.prefetch(Location::Host)?;
         elsewhere.advise(Advice::ReadMostly)?;
         elsewhere.host()?;
-        capture.alloc::<u32>(10)?.fill(0)
+        capture.alloc::<u32>(10)?.as_mut_slice().fill(0)
     })?;
     drop(graph);
     buffer.prefetch(Location::Host)?;

@@ -269,10 +269,10 @@ fn it_goes_from_device_to_device(env: &Environment) -> Result<()> {
     );
     for round in 1..4_u32 {
         buffer.prefetch(near)?;
-        buffer.fill(round)?;
+        buffer.as_mut_slice().fill(round)?;
         buffer.prefetch_on(&there, far)?;
         ensure!(buffer.info()?.last_prefetch == Some(far));
-        buffer.on(&there)?.fill(round + 10)?;
+        buffer.as_mut_slice().on(&there)?.fill(round + 10)?;
         let host = buffer.host_mut()?;
         ensure!(host.iter().all(|number| *number == round + 10));
         host[0] = 0;

@@ -14,7 +14,7 @@ fn every_kind_is_freed(env: &Environment) -> Result<()> {
     for (request, machine, _) in kinds::all(&machine, 1000) {
         let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
-        placed.fill(7)?;
+        placed.as_mut_slice().fill(7)?;
         placed.free()?;
         way.stream.synchronize()?;
     }
@@ -79,7 +79,7 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
         let mut next = way.allocate(1000)?;
         ensure!(next.pool() == Some(&pool), "{what}: it is shared");
         for placed in [&mut held, &mut next] {
-            placed.on(&there)?.fill(3)?;
+            placed.as_mut_slice().on(&there)?.fill(3)?;
             ensure!(placed.to_vec()? == [3; 1000], "{what}");
         }
         let error = changed.err().with_context(|| what.clone())?;

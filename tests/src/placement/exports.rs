@@ -48,7 +48,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
         }
         let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(LEN)?;
-        placed.copy_from(&expected)?;
+        placed.as_mut_slice().copy_from(&expected)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
         let mut parts = Vec::new();
         for (descriptor, bytes) in buffer.export_fds()? {
@@ -95,7 +95,7 @@ fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
         let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
-        placed.fill(7)?;
+        placed.as_mut_slice().fill(7)?;
         ensure!(placed.to_vec()? == [7; 1000]);
         let info = env.driver.pointer_info(placed.as_raw())?;
         let info = info.context("it is known")?;
@@ -122,7 +122,7 @@ fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
         let (what, size) = (way.placement.to_string(), way.placement.size as usize);
         // The same pages may come again.
         let mut before = way.allocate(size)?;
-        before.fill(0xff)?;
+        before.as_mut_slice().fill(0xff)?;
         way.stream.synchronize()?;
         drop(before);
         let mut placed = way.allocate(1000)?;

@@ -21,7 +21,7 @@ impl State<'_> {
         let value = &mut self.values[place];
         if value.len() > 0 {
             self.tally.foreign += 1;
-            let found = on_buffer!(&mut value.kind, buffer => buffer.fill(0));
+            let found = on_buffer!(&mut value.kind, buffer => buffer.as_mut_slice().fill(0));
             let refused = found.is_err_and(|error| error.kind() == ErrorKind::InvalidValue);
             ensure!(refused, "{value} of another thread's stream was filled");
         }
@@ -88,8 +88,7 @@ impl State<'_> {
         let placeholder = self.placeholder()?;
         let mut target = std::mem::replace(&mut self.values[to], placeholder);
         let source = &self.values[from];
-        let copied =
-            on_buffer!(&mut target.kind, buffer => buffer.copy_from_buffer(source.buffer()));
+        let copied = on_buffer!(&mut target.kind, buffer => buffer.as_mut_slice().copy_from_device(source.buffer()));
         let (equal, text) = (target.len() == source.len(), source.to_string());
         if equal {
             target.content = source.content.clone();

@@ -49,7 +49,7 @@ impl FreedContents {
             let mut to = unsafe { DeviceBuffer::<u32>::borrow_raw(stream, to, part, ()) };
             // SAFETY: a part of live memory, in its own stream.
             let from = unsafe { DeviceBuffer::<u32>::borrow_raw(stream, from, part, ()) };
-            to.copy_from_buffer(&from)?;
+            to.copy_from_device(&from)?;
             self.expected.push((name, content.part(first, part)));
             copies += 1;
         }

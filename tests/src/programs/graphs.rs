@@ -279,7 +279,7 @@ fn record_work(
         }
     };
     match (effect.word, adopted.first()) {
-        (Some(word), _) => scratch.fill(word)?,
+        (Some(word), _) => scratch.as_mut_slice().fill(word)?,
         (None, Some(first)) => scratch.copy_in(first)?,
         (None, None) => {}
     }
@@ -289,14 +289,14 @@ fn record_work(
     if let Some(target) = effect.target {
         if record.through {
             let mut second = new()?;
-            second.copy_from(&scratch)?;
+            second.as_mut_slice().copy_from_device(&scratch)?;
             second.copy_out(&adopted[target])?;
             second.free()?;
         } else {
             scratch.copy_out(&adopted[target])?;
         }
     }
-    scratch.fill(effect.last)?;
+    scratch.as_mut_slice().fill(effect.last)?;
     // Memory shared by graphs holds what the last launch of any of them wrote.
     let keeps = record.leave && (pool.is_none() || is_alone);
     let left = keeps.then(|| scratch.persist());

@@ -56,14 +56,10 @@ impl State<'_> {
             value.content.forget();
             return Ok(());
         }
-        let mut loan = on_buffer!(&mut value.kind, buffer => buffer.on(&other))?;
+        let mut loan = on_buffer!(&mut value.kind, buffer => buffer.as_mut_slice().on(&other))?;
         if len > LONG {
             for first in edges_of(len) {
-                let address = loan.as_raw() + 4 * first as u64;
-                // SAFETY: a part of the memory that is lent to this stream.
-                let mut edge =
-                    unsafe { DeviceBuffer::<u32>::borrow_raw(&other, address, EDGE, ()) };
-                edge.fill(word)?;
+                loan.slice_mut(first..first + EDGE)?.fill(word)?;
             }
             value.content = Content::parts(len, &edges_of(len), EDGE, word);
         } else {

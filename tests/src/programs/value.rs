@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use cuda_mem::mapped::{GrowableBuffer, InFlightBuffer, ManagedBuffer, PinnedBuffer};
 use cuda_mem::memory::{DeviceScalar, DeviceVec};
-use cuda_mem::{DeviceBuffer, MemoryResource, Resource, Stream};
+use cuda_mem::{DeviceBuffer, DeviceSliceMut, MemoryResource, Resource, Stream};
 
 use super::content::Content;
 use super::count::{Count, is_of};
@@ -125,33 +125,26 @@ impl Value {
     }
 
     pub(super) fn wait_for_pending_uses(&mut self) -> cuda_mem::Result<()> {
-        on_buffer!(&mut self.kind, buffer => buffer.wait_for_pending_uses())
+        on_buffer!(&mut self.kind, buffer => buffer.as_mut_slice().wait_for_pending_uses())
     }
 
     pub(super) fn is_long(&self) -> bool {
         self.len() > LONG
     }
 
-    /// Both ends and the middle of long memory, used in the value's stream.
-    fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 3]> {
-        self.wait_for_pending_uses()?;
-        let (stream, address, len) = (self.stream(), self.address(), self.len());
-        Ok(edges_of(len).map(|first| {
-            let address = address + 4 * first as u64;
-            // SAFETY: a part of live memory, used in its stream while the value is borrowed mutably; borrowed memory is
-            // not freed.
-            unsafe { DeviceBuffer::borrow_raw(&stream, address, EDGE, ()) }
-        }))
+    /// All elements.
+    fn all(&mut self) -> DeviceSliceMut<'_, u32> {
+        on_buffer!(&mut self.kind, buffer => buffer.as_mut_slice())
     }
 
     pub(super) fn fill(&mut self, word: u32) -> cuda_mem::Result<()> {
         if self.is_long() {
-            for mut edge in self.edges()? {
-                edge.fill(word)?;
+            for first in edges_of(self.len()) {
+                self.all().slice_mut(first..first + EDGE)?.fill(word)?;
             }
             self.content = Content::parts(self.len(), &edges_of(self.len()), EDGE, word);
         } else {
-            on_buffer!(&mut self.kind, buffer => buffer.fill(word))?;
+            self.all().fill(word)?;
             self.content = Content::whole(self.len(), Some(word));
         }
         Ok(())
@@ -160,13 +153,15 @@ impl Value {
     /// From the host.
     pub(super) fn write(&mut self, word: u32) -> cuda_mem::Result<()> {
         if self.is_long() {
-            for mut edge in self.edges()? {
-                edge.copy_from(&[word; EDGE])?;
+            for first in edges_of(self.len()) {
+                let mut all = self.all();
+                all.slice_mut(first..first + EDGE)?
+                    .copy_from(&[word; EDGE])?;
             }
             self.content = Content::parts(self.len(), &edges_of(self.len()), EDGE, word);
         } else {
             let words = vec![word; self.len()];
-            on_buffer!(&mut self.kind, buffer => buffer.copy_from(&words))?;
+            self.all().copy_from(&words)?;
             self.content = Content::whole(self.len(), Some(word));
         }
         Ok(())
@@ -176,10 +171,10 @@ impl Value {
     pub(super) fn check(&mut self) -> Result<()> {
         let len = self.len();
         if self.is_long() {
-            let edges = self.edges()?;
-            for (edge, first) in edges.into_iter().zip(edges_of(len)) {
+            for first in edges_of(len) {
+                let found = self.buffer().slice(first..first + EDGE)?.to_vec()?;
                 let part = self.content.part(first, EDGE);
-                part.check(&edge.to_vec()?)
+                part.check(&found)
                     .with_context(|| format!("from word {first} on"))?;
             }
             return Ok(());
@@ -235,7 +230,7 @@ impl Value {
             (Kind::Vec(vec), Resize::ExtendFromBuffer(_)) => {
                 // A vector that is to be extended by itself is left as it is.
                 if let Some(source) = source.filter(|source| source.len() <= LONG) {
-                    vec.extend_from_buffer(source.buffer())?;
+                    vec.extend_from_device(source.buffer())?;
                     content.append(&source.content);
                 }
             }

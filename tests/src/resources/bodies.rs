@@ -326,7 +326,7 @@ fn a_free_waits_for_the_work_before_it(env: &Environment) -> Result<()> {
         stream.synchronize()?;
         let held = hold(&stream)?;
         buffer.fill(7)?;
-        last.copy_from_buffer(&buffer)?;
+        last.copy_from_device(&buffer)?;
         let freeing = thread::spawn(move || buffer.free().map_err(|failed| failed.error));
         // Time for a free that does not wait to do its harm.
         thread::sleep(std::time::Duration::from_millis(2));

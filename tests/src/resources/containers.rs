@@ -94,8 +94,8 @@ fn vectors_are_copied_in_the_order_of_their_streams(env: &Environment) -> Result
     ensure!(clone.to_vec()? == [1, 2, 3] && clone.as_raw() != first.as_raw());
     ensure!(clone.resource() == first.resource());
     let mut second = DeviceVec::from_slice(&other, &[9_u16])?;
-    second.extend_from_buffer(&first)?;
-    second.extend_from_buffer(&clone)?;
+    second.extend_from_device(&first)?;
+    second.extend_from_device(&clone)?;
     ensure!(second.to_vec()? == [9, 1, 2, 3, 1, 2, 3]);
     second.set_element(0, 4)?;
     ensure!(second.element(0)? == 4 && second.element(6)? == 3);

@@ -134,7 +134,7 @@ fn elements_come_behind_what_other_streams_write(env: &Environment) -> Result<()
     let mut buffer = empty::<u32>(env, 16 << 20)?;
     buffer.extend_from_slice(&[1; 100])?;
     let held = hold(&other)?;
-    buffer.on(&other)?.fill(2)?;
+    buffer.as_mut_slice().on(&other)?.fill(2)?;
     let mut added = std::thread::scope(|scope| -> Result<_> {
         let adding = scope.spawn(move || buffer.extend_from_slice(&[3; 100]).map(|()| buffer));
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -169,7 +169,7 @@ fn a_captured_stream_adds_nothing_and_others_do(env: &Environment) -> Result<()>
             let refused = own.extend_from_slice(&more).map_err(|error| error.kind());
             assert_eq!(refused, Err(ErrorKind::Capturing));
             other.extend_from_slice(&more)?;
-            capture.alloc::<u32>(10)?.fill(0)
+            capture.alloc::<u32>(10)?.as_mut_slice().fill(0)
         })?;
         drop(graph);
         ensure!(own.to_vec()? == [1, 2] && own.capacity() == capacity);

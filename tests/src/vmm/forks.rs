@@ -19,7 +19,7 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
     let mut memory = MappedMemory::builder(&device).map(1)?;
     let other = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
     let mut buffer = other.into_buffer::<u8>(&stream, 1000)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {

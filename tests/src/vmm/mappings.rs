@@ -200,8 +200,8 @@ fn memory_that_is_there_is_mapped(env: &Environment) -> Result<()> {
     ensure!(both.parts().count() == 2 && both.reserved_bytes() == 4 * step);
     let mut both = both.into_buffer::<u8>(&stream, 2 * len)?;
     ensure!(both.device() == Some(device));
-    both.fill(3)?;
-    one.fill(4)?;
+    both.as_mut_slice().fill(3)?;
+    one.as_mut_slice().fill(4)?;
     let seen = both.to_vec()?;
     ensure!(seen[..len].iter().all(|byte| *byte == 3));
     ensure!(seen[len..].iter().all(|byte| *byte == 4));

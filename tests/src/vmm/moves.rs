@@ -23,7 +23,7 @@ fn every_size_goes(
         ensure!(memory.size_bytes().is_multiple_of(memory.granularity()));
         let (address, expected) = (memory.address(), pattern(size));
         let mut buffer = memory.into_buffer::<u8>(stream, size)?;
-        buffer.copy_from(&expected)?;
+        buffer.as_mut_slice().copy_from(&expected)?;
         let check = |buffer: &GrowableBuffer<u8>, what: &str| -> Result<()> {
             ensure!(buffer.as_raw() == address);
             ensure!(buffer.to_vec()? == expected, "{size} bytes, {from}, {what}");
@@ -80,12 +80,12 @@ fn a_buffer_moves_between_devices(env: &Environment) -> Result<()> {
             .map(1)?;
         let address = memory.address();
         let mut buffer = memory.into_buffer::<u8>(&here, 1000)?;
-        buffer.fill(3)?;
+        buffer.as_mut_slice().fill(3)?;
         buffer.move_memory_to(path[0])?;
         let mut buffer = buffer.into_memory()?.into_buffer::<u8>(&there, 1000)?;
         ensure!(buffer.as_raw() == address && buffer.device() == Some(to));
         ensure!(buffer.to_vec()? == [3; 1000]);
-        buffer.fill(4)?;
+        buffer.as_mut_slice().fill(4)?;
         let buffer = buffer.into_memory()?.into_buffer::<u8>(&here, 1000)?;
         ensure!(buffer.to_vec()? == [4; 1000]);
     }
@@ -128,7 +128,7 @@ fn a_device_copies_what_is_not_its_own(env: &Environment) -> Result<()> {
         );
         let memory = MappedMemory::builder(&from).map(1)?;
         let mut buffer = memory.into_buffer::<u32>(&here, 10)?;
-        buffer.fill(9)?;
+        buffer.as_mut_slice().fill(9)?;
         let mut memory = buffer.into_memory()?;
         memory.move_to(Location::Device(to), &there)?;
         ensure!(memory.access(Location::Device(to)) == Access::None);
@@ -151,7 +151,7 @@ fn striped_memory_moves_to_one_place(env: &Environment) -> Result<()> {
         let mut buffer = memory.into_buffer::<u8>(&stream, len)?;
         ensure!(buffer.device().is_none() || devices.len() == 1);
         let expected = pattern(len);
-        buffer.copy_from(&expected)?;
+        buffer.as_mut_slice().copy_from(&expected)?;
         buffer.move_memory_to(to)?;
         ensure!(buffer.to_vec()? == expected && buffer.device() == device_of(to));
         ensure!(buffer.into_memory()?.parts().count() == 1);
@@ -176,10 +176,10 @@ fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> 
         .reserve(8 << 20)
         .map(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
-    buffer.fill(1)?;
+    buffer.as_mut_slice().fill(1)?;
     for round in 2..5 {
         buffer.move_memory_to(device)?;
-        buffer.fill(round)?;
+        buffer.as_mut_slice().fill(round)?;
         buffer.resize_zeroed((round as usize) << 20)?;
         let memory = buffer.into_memory()?;
         ensure!(memory.access(host) == Access::ReadWrite, "it is noted");
@@ -204,7 +204,7 @@ fn access_is_given_later(env: &Environment) -> Result<()> {
     let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
     let memory = MappedMemory::builder(&env.device()?).map(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     let mut memory = buffer.into_memory()?;
     let error = memory
         .set_access(host, Access::ReadWrite)
@@ -233,7 +233,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     let len = 5 << 20;
     let mut buffer = memory.into_buffer::<u8>(&stream, len)?;
     let expected = pattern(len);
-    buffer.copy_from(&expected)?;
+    buffer.as_mut_slice().copy_from(&expected)?;
     let all = places(env)?;
     let before: Vec<MigrationStats> = all
         .iter()

@@ -48,12 +48,12 @@ fn vectors_lie_on(env: &Environment, devices: &[Device]) -> Result<()> {
     };
     let (mut a, mut b, mut sum) = (vector()?, vector()?, vector()?);
     let numbers: Vec<f32> = (0..LEN).map(|at| at as f32).collect();
-    a.copy_from(&numbers)?;
-    b.fill(0.5)?;
+    a.as_mut_slice().copy_from(&numbers)?;
+    b.as_mut_slice().fill(0.5)?;
     let add = kernel(&env.context()?, "add")?;
     let launch = Launch::over(LEN, 256);
     // SAFETY: `add` takes three addresses of so many f32, and their number.
-    unsafe { add.launch(&stream, launch, (&mut *sum, &*a, &*b, LEN as u64)) }?;
+    unsafe { add.launch(&stream, launch, (&mut sum, &a, &b, LEN as u64)) }?;
     let seen = sum.to_vec()?;
     ensure!(seen.iter().zip(&numbers).all(|(sum, at)| *sum == at + 0.5));
     let why = match devices {

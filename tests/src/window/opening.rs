@@ -292,7 +292,7 @@ fn other_buffers_go_on_beside_it(env: &Environment) -> Result<()> {
         for value in 0..50 {
             window.write(0, &[value; 100])?;
             window.flush()?;
-            target.copy_from_buffer(window.buffer())?;
+            target.copy_from_device(window.buffer())?;
             ensure!(
                 target.to_vec()? == [value; 100],
                 "{kind}: what was written comes first"

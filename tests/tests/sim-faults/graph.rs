@@ -59,8 +59,8 @@ fn captured(
         drop(held);
         let mut memory = capture.alloc::<u32>(100)?;
         let mut copy = capture.alloc::<u32>(100)?;
-        memory.fill(3)?;
-        copy.copy_from(&memory)?;
+        memory.as_mut_slice().fill(3)?;
+        copy.as_mut_slice().copy_from_device(&memory)?;
         memory.free()?;
         Ok(copy.persist())
     })?;

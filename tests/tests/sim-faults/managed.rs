@@ -40,7 +40,7 @@ fn everything(driver: Driver) -> Result<(), Error> {
     let info = buffer.info()?;
     assert_eq!(info.accessed_by, [Location::Host]);
     assert_eq!(info.last_prefetch, Some(Location::HostNuma(0)));
-    buffer.on(&other)?.fill(2)?;
+    buffer.as_mut_slice().on(&other)?.fill(2)?;
     assert!(buffer.host()?.iter().all(|number| *number == 2));
     drop(buffer);
     stream.synchronize()?;
@@ -159,7 +159,7 @@ mod refused {
             ensure!(error.to_string().contains("attribute 89"), "{error}");
         }
         // What the driver copies is as good as ever.
-        buffer.fill(4)?;
+        buffer.as_mut_slice().fill(4)?;
         ensure!(buffer.to_vec()? == [4; 3]);
         ensure!(ManagedBuffer::<u8>::uninit(&stream, 0)?.host()?.is_empty());
         // What is to be used in turns is therefore placed elsewhere, also if the device that refuses was not gathered,

@@ -42,7 +42,7 @@ fn places(driver: Driver) -> Result<(), Error> {
             placed.host_mut()?[0] = 7;
             assert_eq!(placed.host()?[0], 7);
         }
-        placed.fill(8)?;
+        placed.as_mut_slice().fill(8)?;
         assert_eq!(placed.to_vec()?[99], 8);
         // More than the piece that it has.
         if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
@@ -118,7 +118,7 @@ fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
         let before = memory();
         let mut placed = placement.allocate::<u8>(&devices, &stream, 1000)?;
         ensure!(memory() != before, "{placement}");
-        placed.fill(7)?;
+        placed.as_mut_slice().fill(7)?;
         let has_pool = placed.pool().is_some();
         control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_NOT_PERMITTED);
         let failed = placed.free().err().context("the failure was lost")?;

@@ -95,7 +95,7 @@ fn a_source_remembers_a_copy_that_it_could_not_wait_for(env: &Environment) -> Re
     let held = cuda_mem_tests::hold::hold(&to)?;
     // The second recording is that of the way back.
     control.fail("cuEventRecord", 2, CUresult::CUDA_ERROR_UNKNOWN);
-    let Err(error) = target.copy_from_buffer(&source) else {
+    let Err(error) = target.copy_from_device(&source) else {
         bail!("the failure was lost");
     };
     ensure!(error.function() == Some("cuEventRecord"), "{error}");

@@ -61,7 +61,7 @@ fn everything(driver: Driver) -> Result<(), Error> {
     halves.fill(3)?;
     words.fill(4)?;
     let mut copy = pool.alloc::<u8>(&other, 1000)?;
-    copy.copy_from_buffer(&bytes)?;
+    copy.copy_from_device(&bytes)?;
     words.on(&stream)?.fill(5)?;
     assert_eq!(copy.to_vec()?, [2; 1000]);
     assert_eq!(halves.to_vec()?, [3; 1000]);
@@ -169,11 +169,11 @@ fn two_devices(driver: Driver) -> Result<(), Error> {
     let mut buffer = pool.alloc_zeroed::<u32>(&here, 100)?;
     buffer.on(&there)?.fill(1)?;
     let foreign = pool.alloc_from(&there, &[2_u32; 100])?;
-    buffer.copy_from_buffer(&foreign)?;
+    buffer.copy_from_device(&foreign)?;
     let mut copy = MemoryPool::builder(&far)
         .build()?
         .alloc::<u32>(&there, 100)?;
-    copy.copy_from_buffer(&buffer)?;
+    copy.copy_from_device(&buffer)?;
     assert_eq!(copy.to_vec()?, [2; 100]);
     drop((buffer, foreign, copy));
     there.synchronize()?;

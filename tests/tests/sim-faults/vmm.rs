@@ -37,7 +37,7 @@ fn memory(driver: Driver) -> Result<(), Error> {
     let memory = MappedMemory::builder(&device).reserve(16 << 20).map(1)?;
     let buffer = memory.into_buffer::<u32>(&stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     buffer.resize_zeroed(20_000)?;
     buffer.resize_uninit(5)?;
     buffer.extend_from_slice(&[])?;
@@ -66,7 +66,7 @@ fn places(driver: Driver) -> Result<(), Error> {
     let striped = MappedMemory::builder(&device).striped_over([&device, &device]);
     let buffer = striped.map(1)?.into_buffer::<u32>(stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     buffer.move_memory_to(node)?;
     let memory = buffer.into_memory();
     let mut memory = memory.map_err(|failed| failed.error)?;
@@ -123,7 +123,7 @@ fn of_two_parts(env: &Environment) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
     let builder = MappedMemory::builder(&env.device()?).reserve(16 << 20);
     let memory = builder.map(2 << 20)?;
     let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 2 << 20)?;
-    buffer.fill(7)?;
+    buffer.as_mut_slice().fill(7)?;
     buffer.resize_zeroed(4 << 20)?;
     let bytes = [vec![7; 2 << 20], vec![0; 2 << 20]].concat();
     Ok((buffer, bytes))
@@ -208,8 +208,8 @@ fn memory_that_is_not_put_back_is_not_shown(env: &Environment) -> Result<()> {
     control.clear_faults();
     ensure!(moved.is_err());
     ensure!((buffer.len(), buffer.capacity()) == (0, 0));
-    ensure!(buffer.fill(1).is_ok() && buffer.to_vec()?.is_empty());
-    ensure!(buffer.copy_from(&bytes).is_err());
+    ensure!(buffer.as_mut_slice().fill(1).is_ok() && buffer.to_vec()?.is_empty());
+    ensure!(buffer.as_mut_slice().copy_from(&bytes).is_err());
     // What was there comes back.
     buffer.resize_uninit(4 << 20)?;
     ensure!(buffer.to_vec()? == bytes);
@@ -258,7 +258,7 @@ fn two_drivers_do_not_mix(env: &Environment) -> Result<()> {
     let memory = failed.object.context("it did not come back")?;
     let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 1)?;
     refused("move", buffer.move_memory_to(foreign))?;
-    buffer.fill(1)?;
+    buffer.as_mut_slice().fill(1)?;
     ensure!(buffer.to_vec()? == [1]);
     Ok(())
 }

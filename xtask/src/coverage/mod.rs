@@ -42,7 +42,7 @@ fn operations(wrappers: &find::Wrappers) -> String {
 }
 
 /// Writes what was generated, or compares.
-fn wait_for_pending_uses(root: &Path, name: &str, text: &str, check: bool) -> Result<()> {
+fn write_or_compare(root: &Path, name: &str, text: &str, check: bool) -> Result<()> {
     let path = root.join(name);
     if !check {
         workspace::write(&path, text)?;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (files, _) = parse_all(&Tree::read(&root)?.texts);
     let wrappers = find::wrappers(&files);
     // First, because tests are built with it.
-    wait_for_pending_uses(&root, OPERATIONS, &operations(&wrappers), args.check)?;
+    write_or_compare(&root, OPERATIONS, &operations(&wrappers), args.check)?;
     let functions = find::functions(&versions)?;
     let render = || -> Result<(String, Vec<String>)> {
         Ok(page::render(&page::Sources {
@@ -89,5 +89,5 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         page = render()?.0;
         tries -= 1;
     }
-    wait_for_pending_uses(&root, PAGE, &page, args.check)
+    write_or_compare(&root, PAGE, &page, args.check)
 }

@@ -13,7 +13,7 @@ mod view;
 
 pub use choice::{CpuMappingChoice, CpuMappingInfo};
 pub use kind::{CpuMappingKind, CpuMappingReason, MappingKind};
-pub use options::CpuMappingOptions;
+pub use options::{CpuMappingOptions, Mappable};
 
 use std::cell::RefCell;
 use std::fmt;

@@ -7,6 +7,8 @@ use bytemuck::Pod;
 use super::CpuMapping;
 use super::kind::{CpuMappingKind, MappingKind};
 use crate::base::error::Result;
+use crate::mapped::managed::ManagedBuffer;
+use crate::mapped::vmm::GrowableBuffer;
 use crate::memory::buffer::DeviceBuffer;
 use crate::placement::PlacedBuffer;
 
@@ -120,15 +122,6 @@ impl CpuMappingOptions {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a range outside the buffer;
     /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; otherwise any error of the
     /// wait.
-    #[track_caller]
-    pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<CpuMapping<'a, T>> {
-        CpuMapping::open(buffer, self)
-    }
-    /// As [`open`](Self::open), for memory allocated by a [placement](crate::placement::Placement).
-    ///
-    /// # Errors
-    ///
-    /// As there.
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -143,16 +136,55 @@ impl CpuMappingOptions {
     /// // A flag that both sides use at any time.
     /// let request = PlacementRequest::bytes(4).access(AccessPattern::Shared).zeroed();
     /// let mut flag = request.place(&machine)?.allocate::<u32>(&devices, &stream, 1)?;
-    /// let mut window = CpuMappingOptions::new().open_placed(&mut flag)?;
+    /// let mut window = CpuMappingOptions::new().open(&mut flag)?;
     /// assert_eq!(window.load(0)?, 0);
     /// window.store(0, 1)?; // a kernel that runs sees it
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[track_caller]
-    pub fn open_placed<'a, T: Pod>(
-        &self,
-        placed: &'a mut PlacedBuffer<T>,
-    ) -> Result<CpuMapping<'a, T>> {
-        CpuMapping::open(placed.inner(), self)
+    pub fn open<'a, B: Mappable>(&self, buffer: &'a mut B) -> Result<CpuMapping<'a, B::Element>> {
+        CpuMapping::open(buffer.device_buffer(), self)
     }
+}
+
+#[allow(
+    unreachable_pub,
+    reason = "named by a public trait, and older compilers do not see that"
+)]
+mod sealed {
+    use super::*;
+
+    pub trait Buffer {
+        type Element: Pod;
+
+        /// It must not be replaced by another one.
+        fn device_buffer(&mut self) -> &mut DeviceBuffer<Self::Element>;
+    }
+}
+
+/// A buffer that can be mapped: [`DeviceBuffer`], [`GrowableBuffer`], [`ManagedBuffer`] and [`PlacedBuffer`]. For a
+/// [`DeviceVec`](crate::memory::DeviceVec), pass `&mut *vec`.
+///
+/// This trait is sealed.
+pub trait Mappable: sealed::Buffer {}
+
+macro_rules! mappable {
+    ($($name:ident by $inner:expr;)*) => {$(
+        impl<T: Pod> sealed::Buffer for $name<T> {
+            type Element = T;
+
+            fn device_buffer(&mut self) -> &mut DeviceBuffer<T> {
+                $inner(self)
+            }
+        }
+
+        impl<T: Pod> Mappable for $name<T> {}
+    )*};
+}
+
+mappable! {
+    DeviceBuffer by std::convert::identity;
+    GrowableBuffer by GrowableBuffer::inner;
+    ManagedBuffer by ManagedBuffer::inner;
+    PlacedBuffer by PlacedBuffer::inner;
 }

@@ -3,7 +3,8 @@
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::Result;
-use crate::memory::copy::Span;
+use crate::driver::device::Device;
+use crate::memory::slice::Span;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::stage::Stage;
@@ -36,7 +37,7 @@ impl Staged {
     /// The bytes at `address` are memory that is valid in every stream meanwhile.
     pub(super) unsafe fn write(&mut self, address: CUdeviceptr, from: &[u8]) -> Result<()> {
         // SAFETY: the caller's.
-        let span = unsafe { Span::new(address, from.len(), &self.stream, self.on_device) };
+        let span = unsafe { Span::new(address, from.len(), &self.stream, self.device()) };
         let stage = self.stage.as_mut().map(Stage::bytes_mut);
         match stage.and_then(|stage| stage.get_mut(..from.len())) {
             Some(stage) => {
@@ -54,7 +55,7 @@ impl Staged {
     /// As [`write`](Self::write).
     pub(super) unsafe fn read(&mut self, address: CUdeviceptr, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's.
-        let span = unsafe { Span::new(address, to.len(), &self.stream, self.on_device) };
+        let span = unsafe { Span::new(address, to.len(), &self.stream, self.device()) };
         let stage = self.stage.as_mut().map(Stage::bytes_mut);
         match stage.and_then(|stage| stage.get_mut(..to.len())) {
             Some(stage) => {
@@ -64,6 +65,12 @@ impl Staged {
             }
             None => span.copy_to(to),
         }
+    }
+}
+
+impl Staged {
+    fn device(&self) -> Option<Device> {
+        self.on_device.then(|| self.stream.device())
     }
 }
 

@@ -8,11 +8,13 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
 
 use super::{AnyBuffer, Block, Graph, GraphOwned, Parts, PersistentAllocation};
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw;
 use crate::memory::buffer::{DeviceBuffer, bytes_of};
-use crate::memory::copy::Span;
+use crate::memory::slice::{
+    DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, Span, sealed,
+};
 use crate::stream::Stream;
 use crate::stream::{deferred, recording};
 
@@ -86,7 +88,7 @@ impl Stream {
     /// let (graph, result) = stream.capture(CaptureMode::default(), |capture| {
     ///     let result = capture.adopt(result);
     ///     let mut numbers = capture.alloc::<u32>(100)?;
-    ///     numbers.fill(7)?;
+    ///     numbers.as_mut_slice().fill(7)?;
     ///     numbers.copy_out(&result)?;
     ///     Ok(result)
     /// })?;
@@ -289,45 +291,28 @@ impl<T: Pod> GraphBuffer<'_, T> {
         self.len == 0
     }
 
-    /// Records a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
-    ///
-    /// # Errors
-    ///
-    /// Any driver error.
-    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
-    pub fn fill(&mut self, value: T) -> Result<()> {
-        self.span().recorded().fill(value)
+    /// All elements, for reading. Copies are recorded, and go to memory of the same capture.
+    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
+        DeviceSlice::new(self.span().recorded())
     }
 
-    /// Records a copy of other graph memory of the same length, from the same capture.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths or the captures differ; otherwise as the driver
-    /// answers.
-    #[doc(alias = "cuMemcpyDtoDAsync")]
-    pub fn copy_from(&mut self, from: &GraphBuffer<'_, T>) -> Result<()> {
-        if !std::ptr::eq(self.capture, from.capture) {
-            return Err(Error::invalid(
-                "the two buffers are of two captures".to_owned(),
-            ));
-        }
-        self.span().check_len(from.len, "source")?;
-        self.span().recorded().copy_from_span(&from.span(), None)
+    /// All elements, for writing. Fills and copies are recorded; the sources of copies are memory of the same capture.
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        DeviceSliceMut::new(self.span().recorded())
     }
 
     /// Records a copy of an adopted buffer of the same length into this memory.
     ///
     /// # Errors
     ///
-    /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), without effect on the capture,
-    /// if the stream's device has no access to the buffer.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ; also, without effect on the capture, if the
+    /// stream's device has no access to the buffer. Otherwise any driver error.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_in(&mut self, from: &GraphOwned<T>) -> Result<()> {
         self.require_reach_of(from)?;
         self.span().check_len(from.len, "source")?;
         let source = self.beside(from);
-        self.span().recorded().copy_from_span(&source, None)
+        self.span().recorded().submit_copy(&source, None)
     }
 
     /// Records a copy of this memory into an adopted buffer of the same length.
@@ -340,7 +325,7 @@ impl<T: Pod> GraphBuffer<'_, T> {
         self.require_reach_of(to)?;
         self.span().check_len(to.len, "target")?;
         let target = self.beside(to);
-        target.recorded().copy_from_span(&self.span(), None)
+        target.recorded().submit_copy(&self.span(), None)
     }
 
     /// Leaves the memory allocated after a launch; the token gives access to it in the instance. In memory that graphs
@@ -392,7 +377,7 @@ impl<T: Pod> GraphBuffer<'_, T> {
     fn span(&self) -> Span<'_, T> {
         // SAFETY: the memory is valid in the order of the recorded stream from its allocation to its free;
         // the buffer is borrowed.
-        unsafe { Span::new(self.address, self.len, &self.capture.stream, true) }
+        unsafe { self.capture.span_of(self.address, self.len, true) }
     }
 
     fn require_reach_of(&self, adopted: &GraphOwned<T>) -> Result<()> {
@@ -404,13 +389,41 @@ impl<T: Pod> GraphBuffer<'_, T> {
         // SAFETY: the graph owns the buffer, so it is valid at every launch, which the buffer's own stream
         // is ordered with.
         unsafe {
-            Span::new(
-                adopted.address,
-                adopted.len,
-                &self.capture.stream,
-                adopted.on_device,
-            )
+            self.capture
+                .span_of(adopted.address, adopted.len, adopted.on_device)
         }
+    }
+}
+
+impl Capture {
+    /// # Safety
+    ///
+    /// As for [`Span::new`].
+    unsafe fn span_of<T: Pod>(
+        &self,
+        address: CUdeviceptr,
+        len: usize,
+        on_device: bool,
+    ) -> Span<'_, T> {
+        let device = on_device.then(|| self.stream.device());
+        // SAFETY: the caller's. What is a device's is said to be the stream's: then the copy is recorded as a plain one.
+        unsafe { Span::new(address, len, &self.stream, device) }
+    }
+}
+
+impl<T: Pod> sealed::Memory for GraphBuffer<'_, T> {}
+
+impl<T: Pod> DeviceMemory for GraphBuffer<'_, T> {
+    type Element = T;
+
+    fn as_slice(&self) -> DeviceSlice<'_, T> {
+        self.as_slice()
+    }
+}
+
+impl<T: Pod> DeviceMemoryMut for GraphBuffer<'_, T> {
+    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.as_mut_slice()
     }
 }
 

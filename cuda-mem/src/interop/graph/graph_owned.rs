@@ -11,7 +11,8 @@ use cuda_driver_sys::{CUdeviceptr, CUgraphNode};
 use super::{Graph, GraphExec, Parts};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
-use crate::memory::buffer::{DeviceBuffer, Loan};
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::slice::DeviceSliceMut;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::join::order;
@@ -51,7 +52,7 @@ impl<T> GraphOwned<T> {
 
 impl<T> fmt::Debug for GraphOwned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Adopted({} elements)", self.len)
+        write!(f, "GraphOwned({} elements)", self.len)
     }
 }
 
@@ -298,8 +299,8 @@ impl GraphExec {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn buffer_mut<T: Pod>(&mut self, adopted: &GraphOwned<T>) -> Result<GraphOwnedMut<'_, T>> {
-        Ok(GraphOwnedMut(self.parts.owned_mut(adopted)?))
+    pub fn buffer_mut<T: Pod>(&mut self, adopted: &GraphOwned<T>) -> Result<DeviceSliceMut<'_, T>> {
+        Ok(self.parts.owned_mut(adopted)?.as_mut_slice())
     }
 
     /// Drops the instance and returns one adopted buffer. Launches in progress complete before any later work on the
@@ -320,62 +321,5 @@ impl GraphExec {
         }
         let buffer = owned.buffer.into_any().downcast();
         buffer.map(|buffer| *buffer).map_err(|_| unknown())
-    }
-}
-
-/// An adopted buffer that is being written. It is not a `&mut` to the buffer itself, which could be used to exchange
-/// the buffer for another: it must stay where the graph expects it.
-pub struct GraphOwnedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
-
-impl<T: Pod> GraphOwnedMut<'_, T> {
-    /// See [`DeviceBuffer::fill`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    pub fn fill(&mut self, value: T) -> Result<()> {
-        self.0.fill(value)
-    }
-
-    /// See [`DeviceBuffer::zero`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    pub fn zero(&mut self) -> Result<()> {
-        self.0.zero()
-    }
-
-    /// See [`DeviceBuffer::copy_from`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        self.0.copy_from(from)
-    }
-
-    /// See [`DeviceBuffer::copy_from_buffer`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        self.0.copy_from_buffer(from)
-    }
-
-    /// See [`DeviceBuffer::on`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    pub fn on<'b>(&'b mut self, other: &'b Stream) -> Result<Loan<'b, T>> {
-        self.0.on(other)
-    }
-}
-
-impl<T: Pod> fmt::Debug for GraphOwnedMut<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AdoptedMut({:?})", self.0)
     }
 }

@@ -10,10 +10,10 @@ mod persistent;
 pub use capture::{Capture, CaptureMode, GraphBuffer};
 pub use exec::{GraphExec, Instantiate};
 pub(crate) use graph_owned::AnyBuffer;
-pub use graph_owned::{GraphOwned, GraphOwnedMut};
+pub use graph_owned::GraphOwned;
 pub use memory::GraphMemoryStats;
 pub use nodes::{Node, NodeMemory};
-pub use persistent::{PersistentAllocation, PersistentBuffer};
+pub use persistent::PersistentAllocation;
 
 use crate::base::error::Bytes;
 use std::fmt;

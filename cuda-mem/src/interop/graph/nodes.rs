@@ -12,7 +12,7 @@ use crate::base::error::{Error, Result};
 use crate::driver::raw;
 use crate::ledger;
 use crate::memory::buffer::bytes_of;
-use crate::memory::copy::pattern;
+use crate::memory::slice::pattern;
 
 /// A node of a graph, on which other nodes can depend.
 #[derive(Clone, Copy, Debug)]

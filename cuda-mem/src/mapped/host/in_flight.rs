@@ -8,8 +8,11 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::{Error, ErrorKind, Failed, Result};
+use crate::base::lock::Lock;
 use crate::base::report;
-use crate::memory::buffer::DeviceBuffer;
+use crate::memory::slice::{
+    self, DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, PendingUses, Span,
+};
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
 /// Host memory that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
@@ -80,6 +83,8 @@ pub struct InFlightBuffer<H: HostMemory> {
     host: Option<H>,
     address: CUdeviceptr,
     stream: Stream,
+    /// Other streams that may still use the memory, because a slice on them was leaked.
+    pending_uses: Lock<PendingUses>,
 }
 
 impl<H: HostMemory> InFlightBuffer<H> {
@@ -91,6 +96,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
             host: Some(host),
             address,
             stream: stream.clone(),
+            pending_uses: Lock::default(),
         }
     }
 
@@ -125,37 +131,62 @@ impl<H: HostMemory> InFlightBuffer<H> {
         self.address
     }
 
-    /// Submits a copy of a buffer of the same length into this memory, in the order of both streams. Does
+    /// All elements, to be read in the order of the stream, or of another one.
+    pub fn as_slice(&self) -> DeviceSlice<'_, H::Element> {
+        DeviceSlice::new(self.span())
+    }
+
+    /// All elements, to be written in the order of the stream, or of another one.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the memory is registered as read-only.
+    pub fn as_mut_slice(&mut self) -> Result<DeviceSliceMut<'_, H::Element>> {
+        self.require_writable()?;
+        Ok(DeviceSliceMut::new(self.span()))
+    }
+
+    fn span(&self) -> Span<'_, H::Element> {
+        // SAFETY: the memory has this length and stays, unseen by the host, until this value ends, which waits for the
+        // stream and for other streams in the list. Every bit pattern is a value of its elements.
+        let span = unsafe { Span::new(self.address, self.len(), &self.stream, None) };
+        span.noted_in(&self.pending_uses)
+    }
+
+    /// Submits a copy of device memory of the same length into this memory, in the order of both streams. Does
     /// not synchronise.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device cannot access the buffer,
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device cannot access the source,
     /// or the memory is registered as read-only; otherwise any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
-    pub fn copy_from(&mut self, from: &DeviceBuffer<H::Element>) -> Result<()> {
+    pub fn copy_from(&mut self, from: &impl DeviceMemory<Element = H::Element>) -> Result<()> {
         self.require_writable()?;
+        self.span().wait_for_pending_uses(true)?;
         let (at, len) = self.range();
-        let there = from.read_on(&self.stream)?;
+        let there = from.as_slice().read_on(&self.stream)?;
         there.span().check_len(len, "memory of the host")?;
-        // SAFETY: the memory has this length, and the loan keeps it, unseen by the host, until the stream
+        // SAFETY: the memory has this length, and stays, unseen by the host, until the stream
         // is past the copy. Every bit pattern is a value of its elements.
         unsafe { there.span().submit_to(at.as_ptr().cast()) }
     }
 
-    /// Submits a copy of this memory into a buffer of the same length, in the order of both streams. Does
+    /// Submits a copy of this memory into device memory of the same length, in the order of both streams. Does
     /// not synchronise.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, or the stream's device cannot access the
-    /// buffer; otherwise any driver error.
+    /// target; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
-    pub fn copy_to(&self, to: &mut DeviceBuffer<H::Element>) -> Result<()> {
+    pub fn copy_to(&self, to: &mut impl DeviceMemoryMut<Element = H::Element>) -> Result<()> {
+        self.span().wait_for_pending_uses(false)?;
         let (at, len) = self.range();
-        let there = to.on(&self.stream)?;
+        let there = to.as_mut_slice().on(&self.stream)?;
+        let there = there.as_slice();
         there.span().check_len(len, "memory of the host")?;
-        // SAFETY: the memory has this length, and the loan keeps it until the stream is past the copy.
+        // SAFETY: the memory has this length, and stays until the stream is past the copy.
         unsafe { there.span().submit_from(at.as_ptr().cast()) }
     }
 
@@ -204,7 +235,18 @@ impl<H: HostMemory> InFlightBuffer<H> {
         if self.address == 0 {
             return Ok(());
         }
+        self.span().wait_for_pending_uses(true)?;
         self.stream.as_ref().wait_unless_captured()
+    }
+}
+
+impl<H: HostMemory> slice::sealed::Memory for InFlightBuffer<H> {}
+
+impl<H: HostMemory> DeviceMemory for InFlightBuffer<H> {
+    type Element = H::Element;
+
+    fn as_slice(&self) -> DeviceSlice<'_, H::Element> {
+        self.as_slice()
     }
 }
 
@@ -248,7 +290,7 @@ impl<H: HostMemory> Drop for InFlightBuffer<H> {
 
 impl<H: HostMemory> fmt::Debug for InFlightBuffer<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostLoan")
+        f.debug_struct("InFlightBuffer")
             .field("address", &format_args!("{:#x}", self.address))
             .field("len", &self.len())
             .field("stream", &self.stream)

@@ -37,7 +37,7 @@ impl<T: Pod> ManagedBuffer<T> {
     /// # cuda_sim::use_if_no_driver();
     /// # let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
     /// let mut numbers = ManagedBuffer::<u32>::uninit(&stream, 100)?;
-    /// numbers.fill(3)?;
+    /// numbers.as_mut_slice().fill(3)?;
     /// for number in numbers.host_mut()? {
     ///     *number += 1;
     /// }

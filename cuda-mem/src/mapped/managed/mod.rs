@@ -122,7 +122,7 @@ impl<T: Pod> ManagedBuffer<T> {
     #[track_caller]
     pub fn zeroed(stream: &Stream, len: usize) -> Result<Self> {
         let mut managed = Self::uninit(stream, len)?;
-        managed.zero()?;
+        managed.buffer.zero()?;
         Ok(managed)
     }
 
@@ -135,7 +135,7 @@ impl<T: Pod> ManagedBuffer<T> {
     #[track_caller]
     pub fn from_slice(stream: &Stream, from: &[T]) -> Result<Self> {
         let mut managed = Self::uninit(stream, from.len())?;
-        managed.copy_from(from)?;
+        managed.buffer.copy_from(from)?;
         Ok(managed)
     }
 

@@ -1,75 +1,38 @@
-//! Writes to a managed buffer in stream order, as for a [`DeviceBuffer`].
+//! Writes to a managed buffer in stream order.
 
 use bytemuck::Pod;
 
 use super::ManagedBuffer;
-use crate::base::error::Result;
-use crate::memory::buffer::{DeviceBuffer, Loan};
-use crate::stream::Stream;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::slice::{DeviceMemoryMut, DeviceSliceMut};
 
 impl<T: Pod> ManagedBuffer<T> {
-    /// See [`DeviceBuffer::fill`].
+    /// All elements, to be written in the order of the stream, or of another stream, possibly of another device.
+    /// [`host_mut`](Self::host_mut) writes them on the host.
     ///
-    /// # Errors
+    /// ```
+    /// use cuda_mem::mapped::ManagedBuffer;
     ///
-    /// The same errors.
-    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
-    pub fn fill(&mut self, value: T) -> Result<()> {
-        self.buffer.fill(value)
-    }
-
-    /// See [`DeviceBuffer::zero`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn zero(&mut self) -> Result<()> {
-        self.buffer.zero()
-    }
-
-    /// See [`DeviceBuffer::copy_from`]. Synchronises the stream. [`host_mut`](Self::host_mut) avoids the copy.
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    #[doc(alias = "cuMemcpyHtoDAsync")]
-    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        self.buffer.copy_from(from)
-    }
-
-    /// See [`DeviceBuffer::copy_from_buffer`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
-    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        self.buffer.copy_from_buffer(from)
-    }
-
-    /// Lends the buffer to another stream, possibly of another device. See [`DeviceBuffer::on`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
-        self.buffer.on(other)
-    }
-
-    /// See [`DeviceBuffer::wait_for_pending_uses`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors.
-    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
-        self.buffer.wait_for_pending_uses()
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let mut x = ManagedBuffer::<u32>::uninit(&stream, 100)?;
+    /// x.as_mut_slice().fill(7)?;
+    /// assert_eq!(x.host()?[99], 7);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.buffer.as_mut_slice()
     }
 
     /// For operations that write in stream order. Callers must not replace the buffer by another one.
     pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
         &mut self.buffer
+    }
+}
+
+impl<T: Pod> DeviceMemoryMut for ManagedBuffer<T> {
+    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.buffer.as_mut_slice()
     }
 }

@@ -200,7 +200,7 @@ impl MappedMemoryBuilder {
     ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
     ///     .map(1 << 20)?;
     /// let mut x = memory.into_buffer::<u32>(&stream, 1000)?;
-    /// x.fill(7)?;
+    /// x.as_mut_slice().fill(7)?;
     /// stream.synchronize()?;
     ///
     /// // In another process, to which the descriptors and sizes went:

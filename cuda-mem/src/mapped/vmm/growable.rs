@@ -1,7 +1,7 @@
 //! A buffer that grows without moving.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 #[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, MutexGuard};
@@ -14,11 +14,11 @@ use crate::base::lock::Lock;
 use crate::driver::location::Location;
 use crate::mapped::migration_stats::MigrationStats;
 use crate::memory::buffer::{DeviceBuffer, ExternalOwner, bytes_of};
-use crate::memory::copy::Span;
+use crate::memory::slice::{DeviceMemoryMut, DeviceSliceMut, Span};
 use crate::stream::{Stream, StreamRef};
 
-/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. It supports everything that a
-/// [`DeviceBuffer`] does.
+/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. It reads as a
+/// [`DeviceBuffer`] does, and is written through [`as_mut_slice`](Self::as_mut_slice).
 ///
 /// Dropping it waits for its stream, because memory cannot be unmapped while work uses it.
 ///
@@ -31,7 +31,7 @@ use crate::stream::{Stream, StreamRef};
 /// let stream = device.primary_context()?.stream()?;
 /// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1 << 20)?;
 /// let mut x = memory.into_buffer::<f32>(&stream, 1000)?;
-/// x.fill(1.0)?;
+/// x.as_mut_slice().fill(1.0)?;
 /// let address = x.as_raw();
 ///
 /// x.resize_zeroed(2 << 20)?; // 8 MiB
@@ -189,15 +189,39 @@ impl<T: Pod> GrowableBuffer<T> {
         migrations.unwrap_or_default()
     }
 
-    /// The memory, after a check that it is this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
     fn own(&self) -> Result<Own<'_>> {
-        let memory = self.memory.lock()?;
-        match &*memory {
-            Some(own) if own.address() == self.buffer.as_raw() => Ok(Own(memory)),
-            _ => Err(Error::invalid(
-                "the buffer inside was exchanged with another one; exchange them back".to_owned(),
-            )),
-        }
+        Ok(Own(self.memory.lock()?))
+    }
+
+    /// All elements, to be written in the order of the stream, or of another one.
+    ///
+    /// It is not a `&mut` to the buffer inside, which could be used to exchange that for another: the buffer stays where
+    /// its memory is.
+    ///
+    /// ```compile_fail,E0308
+    /// # use cuda_mem::DeviceBuffer;
+    /// # use cuda_mem::mapped::GrowableBuffer;
+    /// # fn example(buffer: &mut GrowableBuffer<u8>, mut other: DeviceBuffer<u8>) {
+    /// std::mem::swap(buffer, &mut other); // error: mismatched types
+    /// # }
+    /// ```
+    pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.buffer.as_mut_slice()
+    }
+
+    /// See [`DeviceBuffer::set_stream`].
+    ///
+    /// # Errors
+    ///
+    /// The same errors.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn set_stream(&mut self, other: &Stream) -> Result<()> {
+        self.buffer.set_stream(other)
+    }
+
+    /// For operations that write in stream order. Callers must not replace the buffer by another one.
+    pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
+        &mut self.buffer
     }
 
     /// Sets the number of elements; new ones contain whatever the memory holds. Memory is added if there is too
@@ -225,7 +249,10 @@ impl<T: Pod> GrowableBuffer<T> {
         let before = self.buffer.len();
         self.resize_uninit(len)?;
         if len > before {
-            let zeroed = self.buffer.zero_from(before);
+            let zeroed = self
+                .buffer
+                .slice_mut(before..)
+                .and_then(|mut new| new.zero());
             if zeroed.is_err() {
                 self.buffer.set_len(before);
             }
@@ -281,7 +308,10 @@ impl<T: Pod> GrowableBuffer<T> {
         let stream = self.buffer.stream();
         stream.as_ref().refuse_recorded()?;
         self.resize_uninit(len)?;
-        let copied = self.buffer.copy_part_from(before, from);
+        let copied = self
+            .buffer
+            .slice_mut(before..)
+            .and_then(|mut new| new.copy_from(from));
         if copied.is_err() {
             self.buffer.set_len(before);
         }
@@ -292,10 +322,10 @@ impl<T: Pod> GrowableBuffer<T> {
     pub(crate) fn zero_all(&mut self) -> Result<()> {
         self.buffer.wait_for_pending_uses()?;
         let bytes = self.own()?.memory()?.mapped_bytes() as usize;
-        let (stream, on_device) = (self.buffer.stream(), self.buffer.device().is_some());
+        let (stream, device) = (self.buffer.stream(), self.buffer.device());
         // SAFETY: so many bytes are mapped there, and the stream's device may write them. They are this buffer's alone,
         // and nobody else's stream uses them: that was waited for just now.
-        let all = unsafe { Span::<u8>::new(self.buffer.as_raw(), bytes, stream, on_device) };
+        let all = unsafe { Span::<u8>::new(self.buffer.as_raw(), bytes, stream, device) };
         all.fill_bytes(0)
     }
 
@@ -363,7 +393,7 @@ impl<T: Pod> GrowableBuffer<T> {
     ///     .accessible_from([Location::Device(device), Location::HostNuma(0)])
     ///     .map(1 << 20)?;
     /// let mut numbers = memory.into_buffer::<u32>(&stream, 100)?;
-    /// numbers.fill(3)?;
+    /// numbers.as_mut_slice().fill(3)?;
     /// numbers.host_mut()?[0] = 4;
     /// assert_eq!(numbers.host()?[..2], [4, 3]);
     /// # Ok::<(), cuda_mem::Error>(())
@@ -464,9 +494,9 @@ impl<T: Pod> Deref for GrowableBuffer<T> {
     }
 }
 
-impl<T: Pod> DerefMut for GrowableBuffer<T> {
-    fn deref_mut(&mut self) -> &mut DeviceBuffer<T> {
-        &mut self.buffer
+impl<T: Pod> DeviceMemoryMut for GrowableBuffer<T> {
+    fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
+        self.buffer.as_mut_slice()
     }
 }
 

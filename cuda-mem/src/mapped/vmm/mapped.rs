@@ -38,7 +38,7 @@ use crate::stream::Stream;
 /// let address = memory.address();
 ///
 /// let mut numbers = memory.into_buffer::<u32>(&stream, 1000)?;
-/// numbers.fill(7)?;
+/// numbers.as_mut_slice().fill(7)?;
 ///
 /// let mut memory = numbers.into_memory()?; // waits for the stream
 /// memory.unmap()?; // nothing is at the address now, the bytes stay with the memory

@@ -1,10 +1,10 @@
 //! Fills and copies of a whole buffer, in the order of its stream.
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUcontext;
 
 use super::DeviceBuffer;
 use crate::base::error::Result;
+use crate::memory::slice::DeviceMemory;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
@@ -74,14 +74,14 @@ impl<T: Pod> DeviceBuffer<T> {
         self.span().to_vec()
     }
 
-    /// Submits a copy of another buffer of the same length, in the order of both streams. Does not synchronise,
-    /// unless both are host memory: the driver copies that on the host, once the stream reaches the copy. The
-    /// buffers may be on two devices, with or without peer access.
+    /// Submits a copy of other memory of the same length, in the order of both streams: a buffer of any kind, or a
+    /// slice of one. Does not synchronise, unless both are host memory: the driver copies that on the host, once the
+    /// stream reaches the copy. The memory may be on another device, with or without peer access.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ or the buffers belong to two drivers;
-    /// otherwise any driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ, if the memory belongs to another driver,
+    /// and for memory of a capture; otherwise any driver error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -91,30 +91,13 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # let pool = MemoryPool::builder(&device).build()?;
     /// let source = pool.alloc_from(&context.stream()?, &[1u8, 2, 3])?;
     /// let mut target = pool.alloc::<u8>(&context.stream()?, 3)?;
-    /// target.copy_from_buffer(&source)?;
+    /// target.copy_from_device(&source)?;
     /// assert_eq!(target.to_vec()?, [1, 2, 3]);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
-    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        self.span().check_len(from.len, "source")?;
-        self.copy_part_from_buffer(0, from)
-    }
-
-    /// The contexts of both buffers, unless all memory belongs to the copying device. With these contexts, the copy
-    /// uses a call that needs no peer access.
-    pub(super) fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
-        let (ours, theirs) = (self.device?, from.device?);
-        let copies = self.stream.device();
-        if ours == copies && theirs == copies {
-            return None;
-        }
-        let context_of = |device| {
-            [&self.stream, &from.stream]
-                .into_iter()
-                .find(|stream| stream.device() == device)
-                .map(|stream| stream.context().as_raw())
-        };
-        Some((context_of(ours)?, context_of(theirs)?))
+    pub fn copy_from_device(&mut self, from: &impl DeviceMemory<Element = T>) -> Result<()> {
+        self.wait_for_pending_uses()?;
+        self.span().copy_from_device(&from.as_slice().span())
     }
 }

@@ -10,11 +10,11 @@ use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::DeviceBuffer;
 use super::deallocator::{Deallocator, apart, give_back};
-use super::pending_uses::PendingUses;
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::driver::raw;
 use crate::ledger::{self, Item};
 use crate::memory::resource::CAPTURED;
+use crate::memory::slice::{PendingUse, PendingUses};
 use crate::stream::epoch;
 use crate::stream::join::order;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
@@ -162,7 +162,14 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
 impl<T: Pod> DeviceBuffer<T> {
     /// Every later use of the memory waits for `stream`, and so does its free.
     pub(crate) fn note_use_by(&self, stream: &Stream) {
-        self.note_pending_use(stream, false);
+        // In a fork nothing was submitted.
+        if let Some(mut pending_uses) = self.pending_uses.lock_unless_forked() {
+            pending_uses.push(PendingUse {
+                stream: stream.clone(),
+                bytes: self.span().addresses(),
+                reads: false,
+            });
+        }
     }
 
     /// The driver refused a free. The cause may be another capture: the free is retried in a way that disturbs no

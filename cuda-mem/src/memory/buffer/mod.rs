@@ -7,20 +7,14 @@ mod deferred_free;
 mod from_resource;
 mod host_slice;
 mod listed;
-mod loan;
-mod part;
-mod pending_uses;
 mod raw_parts;
-mod read_loan;
+mod slices;
 
 pub(crate) use alloc::bytes_of;
 pub(crate) use deallocator::{ExternalOwner, give_back};
 pub(crate) use deferred_free::explain_refusal;
-pub use loan::Loan;
-pub use read_loan::ReadLoan;
 
 use deallocator::Deallocator;
-use pending_uses::{PendingUse, PendingUses};
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -37,8 +31,8 @@ use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::driver::raw::Queue;
 use crate::ledger;
-use crate::memory::copy::Span;
 use crate::memory::pool::{MemoryPool, PoolBuilder};
+use crate::memory::slice::{DeviceSlice, DeviceSliceMut, OnStream, PendingUses, Span};
 use crate::stream::context::Context;
 use crate::stream::event::Event;
 use crate::stream::join::order;
@@ -89,8 +83,8 @@ pub struct DeviceBuffer<T: Pod> {
     /// What frees the memory. Never dropped automatically: memory not yet freed may be in use, so its owner must
     /// not be dropped as if it were unused.
     deallocator: ManuallyDrop<Deallocator>,
-    /// Streams that may still use the memory and that ours has not waited for yet, because the buffer is lent, a
-    /// loan was leaked, or a wait failed. Otherwise empty; the lock is taken only through shared borrows, never to
+    /// Streams that may still use the memory and that ours has not waited for yet, because there is a slice on them,
+    /// such a slice was leaked, or a wait failed. Otherwise empty; the lock is taken only through shared borrows, never to
     /// allocate or free.
     pending_uses: Lock<PendingUses>,
     element: PhantomData<T>,
@@ -145,15 +139,15 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// The device address; 0 if there is no memory. Kernels and other libraries must use it in the order of
-    /// [`stream`](Self::stream). If a [`Loan`] may have been leaked, or the wait at its end may have failed, call
-    /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
+    /// [`stream`](Self::stream). If a slice on [another stream](Self::on) may have been leaked, or the wait at its end
+    /// may have failed, call [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`] was leaked, or a
-    /// wait failed. Every other method does this itself; call it before using [`as_raw`](Self::as_raw). Usually
+    /// Makes the buffer's stream wait for streams that may still use the memory because a slice [on](Self::on) one of
+    /// them was leaked, or a wait failed. Every other method does this itself; call it before using [`as_raw`](Self::as_raw). Usually
     /// there is nothing to wait for, and no driver call is made.
     ///
     /// # Errors
@@ -276,40 +270,15 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. The pending uses cannot be removed
     /// here, but waiting twice is harmless. Other readers are not waited for.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
-        // Cloned out: the driver is not called under the lock.
-        let pending_uses = self.pending_uses.lock()?.clone();
-        pending_uses
-            .iter()
-            .filter(|pending_use| !pending_use.reads)
-            .try_for_each(|pending_use| order(pending_use.stream.as_ref(), self.stream.as_ref()))
-    }
-
-    /// Notes that `stream` may still use the memory. Not in a fork, where nothing was submitted.
-    fn note_pending_use(&self, stream: &Stream, reads: bool) {
-        if let Some(mut pending_uses) = self.pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse {
-                stream: stream.clone(),
-                reads,
-            });
-        }
+        let span = self.span().noted_in(&self.pending_uses);
+        span.wait_for_pending_uses(false)
     }
 
     fn span(&self) -> Span<'_, T> {
-        // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
-        // the callers have settled what other streams may still do with it.
-        unsafe { self.span_in(&self.stream) }
-    }
-
-    /// The memory, used in the order of `stream`.
-    ///
-    /// # Safety
-    ///
-    /// The memory must be valid at the current point of `stream` for as long as the span lives, whatever is
-    /// submitted to it; it may be written only if the caller has exclusive access.
-    unsafe fn span_in<'a>(&'a self, stream: &'a Stream) -> Span<'a, T> {
-        // SAFETY: the caller's; the span borrows the buffer. The driver aligns to 256 bytes or more
-        // (R15).
-        unsafe { Span::new(self.address, self.len, stream, self.device.is_some()) }
+        // SAFETY: the memory is this buffer's from its allocation in this stream to its free there, and the span
+        // borrows the buffer. Uses on other streams are waited for by the callers, or by whoever gets the span with the
+        // list of pending uses. The driver aligns to 256 bytes or more (R15).
+        unsafe { Span::new(self.address, self.len, &self.stream, self.device) }
     }
 }
 
@@ -380,8 +349,8 @@ impl<T: Pod> fmt::Debug for DeviceBuffer<T> {
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<DeviceBuffer<f32>>();
-    shared::<Loan<'_, f32>>();
-    shared::<ReadLoan<'_, f32>>();
+    shared::<DeviceSlice<'_, f32, OnStream<'_>>>();
+    shared::<DeviceSliceMut<'_, f32, OnStream<'_>>>();
     shared::<MemoryPool>();
     shared::<PoolBuilder>();
     shared::<Stream>();

@@ -12,7 +12,7 @@ use crate::stream::Stream;
 
 /// A single element of device memory, for kernel results and counters.
 ///
-/// It dereferences to a [`DeviceBuffer`] of one element, which provides everything else: loans to other streams,
+/// It dereferences to a [`DeviceBuffer`] of one element, which provides everything else: use on other streams,
 /// the address, asynchronous fills.
 ///
 /// ```

@@ -8,12 +8,13 @@ use bytemuck::Pod;
 use crate::base::error::{Error, Result};
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::resource::Resource;
+use crate::memory::slice::{DeviceMemory, DeviceSliceMut};
 use crate::stream::Stream;
 
 /// A growable array in device memory, allocated, copied and freed in stream order.
 ///
-/// It dereferences to a [`DeviceBuffer`] of its elements, which provides everything else: copies, fills, loans to
-/// other streams. For methods that consume a buffer, such as `free`, call [`into_buffer`](Self::into_buffer) first.
+/// It dereferences to a [`DeviceBuffer`] of its elements, which provides everything else: copies, fills, slices,
+/// use on other streams. For methods that consume a buffer, such as `free`, call [`into_buffer`](Self::into_buffer) first.
 /// When it grows, the elements move to new memory, in stream order and without waiting, so addresses obtained
 /// earlier become invalid.
 ///
@@ -143,11 +144,11 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// # Errors
     ///
-    /// Same as [`Resource::alloc`] and [`DeviceBuffer::copy_from_buffer`].
+    /// Same as [`Resource::alloc`] and [`DeviceBuffer::copy_from_device`].
     #[track_caller]
     pub fn try_clone(&self) -> Result<Self> {
         let mut clone = Self::uninit_in(&self.resource, self.stream(), self.len())?;
-        clone.buffer.copy_from_buffer(&self.buffer)?;
+        clone.buffer.copy_from_device(&self.buffer)?;
         Ok(clone)
     }
 
@@ -232,7 +233,7 @@ impl<T: Pod> DeviceVec<T> {
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     #[track_caller]
     pub fn resize(&mut self, len: usize, value: T) -> Result<()> {
-        self.resize_with(len, |tail, from| tail.fill_from(from, value))
+        self.resize_with(len, |mut new| new.fill(value))
     }
 
     /// Changes the number of elements; new elements are zero bytes. Does not synchronise.
@@ -243,7 +244,7 @@ impl<T: Pod> DeviceVec<T> {
     #[doc(alias = "cuMemsetD8Async")]
     #[track_caller]
     pub fn resize_zeroed(&mut self, len: usize) -> Result<()> {
-        self.resize_with(len, DeviceBuffer::zero_from)
+        self.resize_with(len, |mut new| new.zero())
     }
 
     /// Changes the number of elements; the contents of new elements are unspecified. Does not synchronise.
@@ -253,7 +254,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Same as [`reserve`](Self::reserve).
     #[track_caller]
     pub fn resize_uninit(&mut self, len: usize) -> Result<()> {
-        self.resize_with(len, |_, _| Ok(()))
+        self.resize_with(len, |_| Ok(()))
     }
 
     /// The number of elements changes only if `init` initialises the new ones successfully.
@@ -261,7 +262,7 @@ impl<T: Pod> DeviceVec<T> {
     fn resize_with(
         &mut self,
         len: usize,
-        init: impl FnOnce(&mut DeviceBuffer<T>, usize) -> Result<()>,
+        init: impl FnOnce(DeviceSliceMut<'_, T>) -> Result<()>,
     ) -> Result<()> {
         let before = self.len();
         if len > before {
@@ -269,7 +270,7 @@ impl<T: Pod> DeviceVec<T> {
         }
         self.buffer.set_len(len);
         if len > before
-            && let Err(error) = init(&mut self.buffer, before)
+            && let Err(error) = self.buffer.slice_mut(before..).and_then(init)
         {
             self.buffer.set_len(before);
             return Err(error);
@@ -299,22 +300,21 @@ impl<T: Pod> DeviceVec<T> {
     pub fn extend_from_slice(&mut self, from: &[T]) -> Result<()> {
         let len = self.len_with(from.len())?;
         self.reserve(from.len())?;
-        self.resize_with(len, |buffer, start| buffer.copy_part_from(start, from))
+        self.resize_with(len, |mut new| new.copy_from(from))
     }
 
-    /// Appends the elements of a buffer, in the order of both streams. Does not synchronise.
+    /// Appends the elements of other memory, in the order of both streams. Does not synchronise.
     ///
     /// # Errors
     ///
-    /// Same as [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from_buffer`].
+    /// Same as [`reserve`](Self::reserve) and [`DeviceBuffer::copy_from_device`].
     #[doc(alias = "cuMemcpyDtoDAsync")]
     #[track_caller]
-    pub fn extend_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        let len = self.len_with(from.len())?;
-        self.reserve(from.len())?;
-        self.resize_with(len, |buffer, start| {
-            buffer.copy_part_from_buffer(start, from)
-        })
+    pub fn extend_from_device(&mut self, from: &impl DeviceMemory<Element = T>) -> Result<()> {
+        let additional = from.as_slice().len();
+        let len = self.len_with(additional)?;
+        self.reserve(additional)?;
+        self.resize_with(len, |mut new| new.copy_from_device(from))
     }
 
     /// Reads one element. Synchronises the stream.
@@ -326,7 +326,7 @@ impl<T: Pod> DeviceVec<T> {
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn element(&self, index: usize) -> Result<T> {
         let mut element = [T::zeroed()];
-        self.buffer.copy_part_to(index, &mut element)?;
+        self.buffer.slice(index..=index)?.copy_to(&mut element)?;
         Ok(element[0])
     }
 
@@ -337,7 +337,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Same as [`element`](Self::element).
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn set_element(&mut self, index: usize, value: T) -> Result<()> {
-        self.buffer.copy_part_from(index, &[value])
+        self.buffer.slice_mut(index..=index)?.copy_from(&[value])
     }
 
     /// Converts the vector into a buffer of its elements. Unused capacity stays allocated until the buffer is
@@ -361,7 +361,7 @@ impl<T: Pod> DeviceVec<T> {
     fn move_to_room(&mut self, room: usize) -> Result<()> {
         let mut moved = self.resource.alloc(self.stream(), room)?;
         moved.set_len(self.len());
-        moved.copy_from_buffer(&self.buffer)?;
+        moved.copy_from_device(&self.buffer)?;
         // The old memory is freed in the order of the stream, behind the copy.
         self.buffer = moved;
         Ok(())

@@ -179,7 +179,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Waits for everything, and destroys the pools that ended.
-    pub(crate) fn wait_for_pending_uses(&self) -> Result<()> {
+    pub(crate) fn finish_pass(&self) -> Result<()> {
         if matches!(self.options.pools, Pools::Synced) {
             cu!(self.table, cuCtxSynchronize());
             self.destroy_pools()?;

@@ -99,7 +99,7 @@ fn run(options: &Options, start: Instant, passes: &AtomicU64) -> Result<()> {
                 .into_iter()
                 .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a panic"))?)
         })?;
-        driver.wait_for_pending_uses()?;
+        driver.finish_pass()?;
         passes.fetch_add(1, Ordering::Relaxed);
         if start.elapsed() >= options.duration {
             return Ok(());

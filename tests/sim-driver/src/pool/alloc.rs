@@ -64,7 +64,7 @@ impl State {
             Some(device) => self.devices[device].available(),
             None => memory.saturating_sub(pool.space.reserved.current),
         };
-        pool.space.wait_for_pending_uses(&self.clocks);
+        pool.space.settle(&self.clocks);
         let space = &mut pool.space;
         Ok(space.plan(size, stream, &self.clocks, reuse, available))
     }

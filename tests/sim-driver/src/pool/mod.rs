@@ -214,7 +214,7 @@ impl State {
         let Some(pool) = self.pools.get_mut(&id) else {
             return;
         };
-        pool.space.wait_for_pending_uses(&self.clocks);
+        pool.space.settle(&self.clocks);
         let chunk = pool.space.chunk();
         let gone = pool.space.give_back(may_fall_to);
         for index in &gone {

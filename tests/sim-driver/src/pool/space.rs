@@ -169,7 +169,7 @@ impl Space {
     }
 
     /// Moves what the host has seen freed to what anybody may take.
-    pub(crate) fn wait_for_pending_uses(&mut self, clocks: &Clocks) {
+    pub(crate) fn settle(&mut self, clocks: &Clocks) {
         if self.settled == clocks.epoch() {
             return;
         }

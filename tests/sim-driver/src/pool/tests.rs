@@ -61,7 +61,7 @@ impl Model {
 
     fn alloc(&mut self, size: u64, stream: StreamId) -> Option<u64> {
         let point = self.clocks.tick(stream);
-        self.space.wait_for_pending_uses(&self.clocks);
+        self.space.settle(&self.clocks);
         let available = (40 * CHUNK).saturating_sub(self.space.reserved.current);
         let plan = self
             .space
@@ -91,7 +91,7 @@ impl Model {
 
     fn observe(&mut self, stream: StreamId) {
         self.clocks.synchronise(&self.clocks.past(stream));
-        self.space.wait_for_pending_uses(&self.clocks);
+        self.space.settle(&self.clocks);
     }
 
     fn check(&self) {

@@ -219,7 +219,7 @@ impl World<'_> {
         };
         let mut target = self.blocks.swap_remove(to);
         let source = &mut self.blocks[from];
-        target.buffer.copy_from_buffer(&source.buffer)?;
+        target.buffer.copy_from_device(&source.buffer)?;
         target.pattern = source.pattern;
         // The source's stream waits for its debts, but may not strike them off.
         for other in &source.owed {
@@ -294,7 +294,7 @@ impl World<'_> {
         self.on_edges(index, |edge| {
             if !edge.is_empty() {
                 let mut witness = witnesses.alloc::<u8>(edge.stream(), edge.len())?;
-                witness.copy_from_buffer(edge)?;
+                witness.copy_from_device(edge)?;
                 taken.push((witness, pattern, name));
             }
             Ok(())

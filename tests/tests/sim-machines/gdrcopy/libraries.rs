@@ -168,7 +168,7 @@ pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
     let device = env.device()?;
     let mut plain = memory::<u8>(&stream, CpuMappingKind::Gdrcopy, 100_000)?;
     let mut mapped = mapped(&device, &stream, true)?;
-    for buffer in [&mut plain, &mut *mapped] {
+    for buffer in [&mut plain, &mut mapped] {
         let mut window = CpuMappingOptions::new()
             .only([CpuMappingKind::Gdrcopy])
             .open(buffer)?;
@@ -193,17 +193,12 @@ pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
     refused(&mut host.alloc(&stream, 100_000)?, "MemoryOfHost")
 }
 
-fn mapped(
-    device: &Device,
-    stream: &Stream,
-    rdma: bool,
-) -> Result<cuda_mem::mapped::GrowableBuffer<u8>> {
+fn mapped(device: &Device, stream: &Stream, rdma: bool) -> Result<DeviceBuffer<u8>> {
     let memory = MappedMemory::builder(device)
         .gpu_direct_rdma(rdma)
         .map(2 << 20)?;
-    Ok(memory
-        .into_buffer(stream, 100_000)
-        .map_err(|failed| failed.error)?)
+    let buffer = memory.into_buffer(stream, 100_000);
+    Ok(buffer.map_err(|failed| failed.error)?.into_buffer())
 }
 
 fn refused(buffer: &mut DeviceBuffer<u8>, expected: &str) -> Result<()> {

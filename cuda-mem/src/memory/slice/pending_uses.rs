@@ -1,23 +1,34 @@
-//! Streams that may still use a buffer's memory.
+//! Streams other than a memory's own that may still use it.
 
 #![forbid(unsafe_code)]
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
+
+use cuda_driver_sys::CUdeviceptr;
 
 use crate::stream::Stream;
 
-/// A stream that may still use a buffer's memory.
+/// A stream that may still use part of a memory.
 #[derive(Clone)]
-pub(super) struct PendingUse {
-    pub(super) stream: Stream,
+pub(crate) struct PendingUse {
+    pub(crate) stream: Stream,
+    /// What it uses, so that parts of one memory can be used on several streams at the same time.
+    pub(crate) bytes: Range<CUdeviceptr>,
     /// Whether it only reads, so that other readers need not wait for it.
-    pub(super) reads: bool,
+    pub(crate) reads: bool,
+}
+
+impl PendingUse {
+    /// Whether a use of `bytes` has to wait for this one.
+    pub(super) fn is_in_the_way(&self, bytes: &Range<CUdeviceptr>, writes: bool) -> bool {
+        (writes || !self.reads) && self.bytes.start < bytes.end && bytes.start < self.bytes.end
+    }
 }
 
 /// A list that is nearly always empty. An empty list is one word, and one check when the buffer ends.
 #[derive(Clone, Default)]
 #[expect(clippy::box_collection, reason = "it is in every buffer")]
-pub(super) struct PendingUses(Option<Box<Vec<PendingUse>>>);
+pub(crate) struct PendingUses(Option<Box<Vec<PendingUse>>>);
 
 /// Only the check for an empty list is inlined where a buffer ends; the loop over a list stays out of line.
 impl Drop for PendingUses {
@@ -37,16 +48,16 @@ fn drop_list(list: Box<Vec<PendingUse>>) {
 }
 
 impl PendingUses {
-    pub(super) fn push(&mut self, pending_use: PendingUse) {
+    pub(crate) fn push(&mut self, pending_use: PendingUse) {
         self.0.get_or_insert_default().push(pending_use);
     }
 
-    pub(super) fn pop(&mut self) -> Option<PendingUse> {
+    pub(crate) fn pop(&mut self) -> Option<PendingUse> {
         self.0.as_mut()?.pop()
     }
 
     /// Removes the first entry that satisfies `is_over`.
-    pub(super) fn remove_first(&mut self, is_over: impl Fn(&PendingUse) -> bool) {
+    pub(crate) fn remove_first(&mut self, is_over: impl Fn(&PendingUse) -> bool) {
         if let Some(place) = self.iter().position(is_over)
             && let Some(pending_uses) = &mut self.0
         {
