@@ -61,6 +61,30 @@ fn the_ledger_calls_no_driver_and_sums_touch_no_heap(env: &Environment) -> Resul
     Ok(())
 }
 
+/// The properties of a pool cost a call for each device, and its kind none.
+#[apply(case)]
+fn the_ledger_asks_resources_nothing_of_the_driver(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
+    let (device, control) = (env.device()?, env.control()?);
+    let limited = LimitAdaptor::new(pool.clone(), 1 << 30);
+    for resource in [
+        Resource::from(pool),
+        Resource::new(AlignedAdaptor::new(limited, 4096)?),
+        device.default_resource()?,
+    ] {
+        drop(resource.alloc::<f32>(&stream, 1000)?);
+        let before = Ledger::enable(LedgerLevel::Bytes);
+        control.reset();
+        for _ in 0..100 {
+            drop(resource.alloc::<f32>(&stream, 1000)?);
+        }
+        Ledger::enable(before);
+        let calls = control.calls_total();
+        ensure!(calls == 200, "{resource:?}: {calls} calls");
+    }
+    Ok(())
+}
+
 #[apply(case)]
 fn allocate_and_drop_touch_no_heap(env: &Environment) -> Result<()> {
     let (pool, stream) = warm(env)?;

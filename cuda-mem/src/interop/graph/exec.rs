@@ -266,7 +266,7 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     )?;
     // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
     open.relaxed_while_capturing(|queue| unsafe { raw::alloc::free(queue, address) })
-        .map_err(|error| crate::memory::buffer::explain_refusal(error, stream))
+        .map_err(|error| crate::memory::pool::explain_refusal(error, stream))
 }
 
 impl Drop for GraphExec {

@@ -62,6 +62,10 @@ macro_rules! from_upstream {
             self.upstream.memory_properties()
         }
 
+        fn memory_kind(&self) -> $crate::driver::pointer::MemoryKind {
+            self.upstream.memory_kind()
+        }
+
         fn pool(&self) -> Option<&$crate::memory::pool::Pool> {
             self.upstream.pool()
         }

@@ -46,7 +46,7 @@ impl<U: fmt::Debug> fmt::Debug for PrefetchAdaptor<U> {
 impl<U: MemoryResource> PrefetchAdaptor<U> {
     /// Prefetches memory from `upstream`, if it is managed.
     pub fn new(upstream: U) -> Self {
-        let is_managed = upstream.memory_properties().kind == MemoryKind::Managed;
+        let is_managed = upstream.memory_kind() == MemoryKind::Managed;
         Self {
             upstream,
             is_managed,

@@ -1,18 +1,13 @@
-//! Freeing while a stream is captured into a graph.
-//!
-//! Measured: a free in a captured stream returns INVALID_VALUE for memory that does not belong to a graph, and has
-//! no effect, neither on the memory nor on the capture. A free in another stream returns
-//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and invalidates the capture, unless the capture or the
-//! thread is in relaxed capture mode.
+//! Buffers that are dropped while their stream is captured: they are freed after the capture. See `pool/free.rs`.
 
 use bytemuck::Pod;
-use cuda_driver_sys::{CUdeviceptr, CUresult};
+use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::deallocator::{Deallocator, apart, give_back};
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
-use crate::driver::raw;
 use crate::ledger::{self, Item};
+use crate::memory::pool::{explain_refusal, free_harmlessly};
 use crate::memory::resource::CAPTURED;
 use crate::memory::slice::{PendingUse, PendingUses};
 use crate::stream::epoch;
@@ -141,24 +136,6 @@ fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stre
     Ok(Some(after))
 }
 
-/// # Safety
-///
-/// Same as [`raw::alloc::free`].
-unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
-    let open = stream.submit()?;
-    // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
-    open.with_relaxed_capture_mode(|queue| unsafe { raw::alloc::free(queue, address) })
-}
-
-/// INVALID_VALUE may mean that the stream is captured.
-pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
-    if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
-        return error;
-    }
-    let refused = stream.refuse_captured(CAPTURED);
-    refused.err().unwrap_or(error)
-}
-
 impl<T: Pod> DeviceBuffer<T> {
     /// Every later use of the memory waits for `stream`, and so does its free.
     pub(crate) fn note_use_by(&self, stream: &Stream) {
@@ -170,19 +147,6 @@ impl<T: Pod> DeviceBuffer<T> {
                 reads: false,
             });
         }
-    }
-
-    /// The driver refused a free. The cause may be another capture: the free is retried in a way that disturbs no
-    /// capture, and if that fails too, the error says so.
-    #[cold]
-    pub(super) fn free_refused(&self, error: Error) -> Result<()> {
-        let stream = self.stream.as_ref();
-        if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
-            // SAFETY: as in `free_in_order`; the first try had no effect.
-            let freed = unsafe { free_harmlessly(self.address, stream) };
-            return freed.map_err(|error| explain_refusal(error, stream));
-        }
-        Err(explain_refusal(error, stream))
     }
 
     /// Hands the memory to the stream, to be freed after the capture that prevents it now.

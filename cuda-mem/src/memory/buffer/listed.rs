@@ -23,7 +23,7 @@ fn item(kind: LedgerKind, address: CUdeviceptr, bytes: usize, stream: StreamRef<
 
 /// The kind under which a resource's memory is listed. Also called in a destructor, so panics are caught here.
 pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
-    let ask = || resource.memory_properties().kind;
+    let ask = || resource.memory_kind();
     match catch_unwind(AssertUnwindSafe(ask)) {
         Ok(MemoryKind::Managed) => LedgerKind::ManagedMemory,
         _ => LedgerKind::Buffer,

@@ -12,7 +12,6 @@ mod slices;
 
 pub(crate) use alloc::bytes_of;
 pub(crate) use deallocator::{ExternalOwner, give_back};
-pub(crate) use deferred_free::explain_refusal;
 
 use deallocator::Deallocator;
 
@@ -28,10 +27,8 @@ use crate::base::error::{Error, Failed, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
 use crate::driver::device::Device;
-use crate::driver::raw;
-use crate::driver::raw::Queue;
 use crate::ledger;
-use crate::memory::pool::{MemoryPool, PoolBuilder};
+use crate::memory::pool::{self, MemoryPool, PoolBuilder};
 use crate::memory::slice::{DeviceSlice, DeviceSliceMut, OnStream, PendingUses, Span};
 use crate::stream::context::Context;
 use crate::stream::event::Event;
@@ -205,7 +202,8 @@ impl<T: Pod> DeviceBuffer<T> {
         if self.address == 0 {
             return Ok(());
         }
-        match self.free_in_order() {
+        // SAFETY: the address is this buffer's, and this stream waits for every stream that used it (R13).
+        match unsafe { pool::free(self.address, &self.stream) } {
             Ok(()) => {
                 self.address = 0;
                 self.stream.release_deferred();
@@ -218,19 +216,15 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Freeing failed with `error`: tries other ways to free.
     #[cold]
     pub(super) fn free_otherwise(&mut self, error: Error) -> Result<()> {
-        let freed = self.free_foreign(error);
-        let freed = freed.or_else(|error| self.free_refused(error));
+        // SAFETY: the address is this buffer's, and this stream waits for every stream that used it (R13). The error
+        // had no effect.
+        let freed =
+            unsafe { pool::free_otherwise(self.address, &self.stream, error, || self.in_words()) };
         if took_effect(&freed) {
             self.address = 0;
             self.stream.release_deferred();
         }
         freed
-    }
-
-    #[inline]
-    fn free_in_order(&self) -> Result<()> {
-        // SAFETY: the address is this buffer's, and this stream waits for every stream that used it (R13).
-        unsafe { free(self.address, &self.stream) }
     }
 
     /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) failed with `error`. If the cause is another thread's
@@ -252,21 +246,6 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// A free failed with `error`. If the stream is another thread's per-thread stream, this waits for everything
-    /// in its context; then this thread's own stream can be used instead.
-    #[cold]
-    fn free_foreign(&self, error: Error) -> Result<()> {
-        let freed = if self.stream.is_foreign() {
-            self.stream.as_ref().wait_foreign()?;
-            let own = self.stream.context().per_thread_stream();
-            // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
-            unsafe { free(self.address, &own) }
-        } else {
-            Err(error)
-        };
-        freed.map_err(|error| error.asked(|| self.in_words()))
-    }
-
     /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. The pending uses cannot be removed
     /// here, but waiting twice is harmless. Other readers are not waited for.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
@@ -280,17 +259,6 @@ impl<T: Pod> DeviceBuffer<T> {
         // list of pending uses. The driver aligns to 256 bytes or more (R15).
         unsafe { Span::new(self.address, self.len, &self.stream, self.device) }
     }
-}
-
-/// Frees in the order of a stream. Not generic, so it is compiled only once.
-///
-/// # Safety
-///
-/// Same as [`raw::alloc::free`].
-unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
-    // SAFETY: the caller's. A default stream's context is current (R8).
-    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
-    stream.as_ref().submit_free(free)
 }
 
 impl<T: Pod> Drop for DeviceBuffer<T> {

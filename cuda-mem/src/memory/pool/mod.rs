@@ -1,10 +1,13 @@
 //! Memory pools: those that this process owns, and the default pool of a device.
 
 mod access;
+mod alloc;
 mod builder;
 mod default;
+mod free;
 mod pending_destroy;
 mod properties;
+mod resource;
 mod settings;
 mod sharing;
 mod spare;
@@ -13,8 +16,10 @@ mod threshold;
 
 pub use access::Access;
 pub(crate) use access::list_of;
+pub(crate) use alloc::{TOO_MUCH, too_much};
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
+pub(crate) use free::{explain_refusal, free, free_harmlessly, free_otherwise};
 use pending_destroy::End;
 pub use properties::PoolProperties;
 #[cfg(target_os = "linux")]

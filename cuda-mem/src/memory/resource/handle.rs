@@ -13,6 +13,7 @@ use crate::base::biased::{Hold, Shared};
 use crate::base::error::Result;
 use crate::base::origin;
 use crate::driver::device::Device;
+use crate::driver::pointer::MemoryKind;
 use crate::memory::pool::Pool;
 use crate::stream::Stream;
 
@@ -175,6 +176,10 @@ unsafe impl MemoryResource for Resource {
 
     fn memory_properties(&self) -> MemoryProperties {
         self.inner.memory_properties()
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        self.inner.memory_kind()
     }
 
     fn pool(&self) -> Option<&Pool> {

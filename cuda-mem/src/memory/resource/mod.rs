@@ -22,6 +22,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::{Error, OutOfMemory, Result};
 use crate::driver::Driver;
+use crate::driver::pointer::MemoryKind;
 use crate::memory::pool::Pool;
 use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
@@ -143,6 +144,12 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
     /// The kind of memory, and what can access it.
     fn memory_properties(&self) -> MemoryProperties;
 
+    /// The kind of memory alone, which never changes. The ledger asks for each allocation; by default this asks
+    /// [`memory_properties`](Self::memory_properties).
+    fn memory_kind(&self) -> MemoryKind {
+        self.memory_properties().kind
+    }
+
     /// The pool that the memory ultimately comes from, for its statistics and settings; `None` if there is none.
     /// The default is `None`.
     fn pool(&self) -> Option<&Pool> {
@@ -202,6 +209,10 @@ macro_rules! forward {
 
             fn memory_properties(&self) -> $crate::memory::resource::MemoryProperties {
                 (**self).memory_properties()
+            }
+
+            fn memory_kind(&self) -> $crate::driver::pointer::MemoryKind {
+                (**self).memory_kind()
             }
 
             fn pool(&self) -> Option<&$crate::memory::pool::Pool> {

@@ -1,0 +1,145 @@
+//! Allocation from a pool, as an address.
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::Pool;
+use super::free::free;
+use crate::base::error::{Error, ErrorKind, OutOfMemory, Result};
+use crate::driver::raw;
+use crate::memory::reclaim;
+use crate::stream::Stream;
+
+impl Pool {
+    /// The memory of a buffer, without the buffer: the caller has to free it. Not generic, so it is compiled only
+    /// once.
+    pub(crate) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        if bytes == 0 || bytes >= TOO_MUCH {
+            return self.answer_for_the_driver(stream, bytes);
+        }
+        stream.release_deferred();
+        let place = self.place_in_reach(stream.device());
+        let address = match self.ask_plainly(stream, bytes, place) {
+            Some(Ok(address)) => address,
+            refused => self.ask_thoroughly(stream, bytes, refused)?,
+        };
+        // Checked again: access may be revoked while no memory is handed out, which may have been the case until
+        // just now.
+        if !self.is_in_reach(place) {
+            return self.reached_or_free(address, stream);
+        }
+        Ok(address)
+    }
+
+    /// Asks the driver directly if no checks are needed before; otherwise `None`. In a fork the call itself is
+    /// refused.
+    #[inline(always)]
+    fn ask_plainly(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        place: u64,
+    ) -> Option<Result<CUdeviceptr>> {
+        if !self.is_in_reach(place) {
+            return None;
+        }
+        let open = stream.as_ref().submit_plainly()?;
+        // SAFETY: as in `ask`.
+        Some(unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) })
+    }
+
+    /// Asks the driver, unless it has refused already, and retries once if other resources released memory.
+    #[cold]
+    #[inline(never)]
+    fn ask_thoroughly(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        refused: Option<Result<CUdeviceptr>>,
+    ) -> Result<CUdeviceptr> {
+        let answer = match refused {
+            Some(Err(error)) if error.kind() == ErrorKind::Forked => return Err(error),
+            Some(answer) => answer.map_err(|error| explain(error, bytes, self, stream)),
+            None => self.ask(stream, bytes),
+        };
+        match answer {
+            Err(error) if reclaim::helps(&error, self.device(), stream, bytes) => {
+                self.ask(stream, bytes)
+            }
+            answer => answer,
+        }
+    }
+
+    #[cold]
+    fn ask(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        stream.as_ref().require_reach(self)?;
+        let open = stream.as_ref().submit()?;
+        // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
+        // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
+        unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
+            .map_err(|error| explain(error, bytes, self, stream))
+    }
+
+    /// Handles zero bytes, and more than any machine can have.
+    #[cold]
+    #[inline(never)]
+    fn answer_for_the_driver(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        if bytes == 0 {
+            stream.as_ref().require_reach(self)?;
+            return Ok(0);
+        }
+        let error = too_much(bytes);
+        Err(error.and_memory(|memory| *memory = report(bytes, self, stream)))
+    }
+
+    /// Returns the memory if the stream's device still has access to it, and frees it otherwise.
+    #[cold]
+    fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
+        let reached = stream.as_ref().require_reach(self);
+        if reached.is_err() {
+            // SAFETY: allocated just now in this stream, and nobody has seen the address.
+            crate::base::report::release("buffer", || unsafe { free(address, stream) });
+        }
+        reached.map(|()| address)
+    }
+}
+
+/// Adds the numbers to an out-of-memory error. If querying them fails, they are left out.
+#[cold]
+fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
+    error
+        .asked(|| format!("{bytes} bytes from {pool}"))
+        .with_memory(|| report(bytes, pool, stream))
+}
+
+fn report(bytes: usize, pool: &Pool, stream: &Stream) -> OutOfMemory {
+    let stats = pool.stats().ok();
+    let device = if pool.device() == Some(stream.device()) {
+        stream.context().memory_info().ok()
+    } else {
+        None
+    };
+    OutOfMemory {
+        asked: bytes as u64,
+        pool_used: stats.map(|stats| stats.used.current),
+        pool_used_high: stats.map(|stats| stats.used.high),
+        pool_reserved: stats.map(|stats| stats.reserved.current),
+        pool_reserved_high: stats.map(|stats| stats.reserved.high),
+        device_free: device.map(|device| device.free),
+        device_total: device.map(|device| device.total),
+        ..OutOfMemory::default()
+    }
+}
+
+/// More bytes than any machine has: addresses have 57 bits at most. The driver is not asked for this much: for a
+/// size near 2^63 it has returned success with an invalid address (R173).
+pub(crate) const TOO_MUCH: usize = 1 << 57;
+
+/// Out of memory, without asking the driver.
+#[cold]
+pub(crate) fn too_much(bytes: usize) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!("{bytes} bytes are more than any machine has addresses for"),
+    )
+    .with_asked(bytes as u64)
+}

@@ -1,0 +1,80 @@
+//! Frees in the order of a stream, also while a stream is captured into a graph.
+//!
+//! Measured: a free in a captured stream returns INVALID_VALUE for memory that does not belong to a graph, and has
+//! no effect, neither on the memory nor on the capture. A free in another stream returns
+//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and invalidates the capture, unless the capture or the
+//! thread is in relaxed capture mode.
+
+use cuda_driver_sys::{CUdeviceptr, CUresult};
+
+use crate::base::error::{Error, Result};
+use crate::driver::raw;
+use crate::driver::raw::Queue;
+use crate::memory::resource::CAPTURED;
+use crate::stream::{Stream, StreamRef};
+
+/// Frees in the order of a stream.
+///
+/// # Safety
+///
+/// Same as [`raw::alloc::free`].
+pub(crate) unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
+    stream.as_ref().submit_free(free)
+}
+
+/// [`free`] failed with `error`, without effect: tries other ways. If the stream is another thread's per-thread
+/// stream, this waits for everything in its context; then this thread's own stream can be used instead. If another
+/// capture is the cause, this frees in a way that disturbs no capture. Otherwise the error names the
+/// cause, and `what` was to be freed.
+///
+/// # Safety
+///
+/// Same as [`raw::alloc::free`].
+#[cold]
+pub(crate) unsafe fn free_otherwise(
+    address: CUdeviceptr,
+    stream: &Stream,
+    error: Error,
+    what: impl FnOnce() -> String,
+) -> Result<()> {
+    let error = if stream.is_foreign() {
+        stream.as_ref().wait_foreign()?;
+        let own = stream.context().per_thread_stream();
+        // SAFETY: the caller's; all work of the foreign stream is done.
+        match unsafe { free(address, &own) } {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        }
+    } else {
+        error
+    };
+    let (error, stream) = (error.asked(what), stream.as_ref());
+    if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+        // SAFETY: the caller's; the first try had no effect.
+        let freed = unsafe { free_harmlessly(address, stream) };
+        return freed.map_err(|error| explain_refusal(error, stream));
+    }
+    Err(explain_refusal(error, stream))
+}
+
+/// Frees without disturbing any capture.
+///
+/// # Safety
+///
+/// Same as [`raw::alloc::free`].
+pub(crate) unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    let open = stream.submit()?;
+    // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
+    open.with_relaxed_capture_mode(|queue| unsafe { raw::alloc::free(queue, address) })
+}
+
+/// INVALID_VALUE may mean that the stream is captured.
+pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
+    if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
+        return error;
+    }
+    let refused = stream.refuse_captured(CAPTURED);
+    refused.err().unwrap_or(error)
+}

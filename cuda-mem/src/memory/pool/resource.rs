@@ -1,0 +1,114 @@
+//! Pools as resources.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::free::{free, free_otherwise};
+use super::{Access, DefaultPool, MemoryPool, Pool};
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::driver::device::Device;
+use crate::driver::location::{AllocationType, Location};
+use crate::driver::pointer::MemoryKind;
+use crate::memory::resource::{
+    DeviceSet, MemoryProperties, MemoryResource, Resource, forward, require_alignment,
+};
+use crate::stream::Stream;
+use crate::stream::deferred::ResourceCall;
+use crate::stream::recording;
+
+// SAFETY: the driver hands out memory that is nobody else's from this point of the stream to the point
+// of its free (R13), aligned to 256 bytes or more (R15), to streams of devices that have access.
+unsafe impl MemoryResource for Pool {
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    #[inline]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        require_alignment(self, layout)?;
+        // The caller may be a resource that holds a lock.
+        let _inside = ResourceCall::enter();
+        self.alloc_bytes(stream, layout.size())
+    }
+
+    #[doc(alias = "cuMemFreeAsync")]
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        let _inside = ResourceCall::enter();
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if address == 0 {
+            return Ok(());
+        }
+        // SAFETY: the address is this pool's and the caller's to free in this stream.
+        match unsafe { free(address, stream) } {
+            Ok(()) => {
+                stream.release_deferred();
+                Ok(())
+            }
+            // SAFETY: as above, and the error had no effect.
+            Err(error) => unsafe {
+                free_otherwise(address, stream, error, || {
+                    format!("{} bytes at {address:#x}", layout.size())
+                })
+            },
+        }
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        match (self.location(), self.allocation_type()) {
+            (_, AllocationType::Managed) => MemoryKind::Managed,
+            (Location::Host | Location::HostNuma(_), _) => MemoryKind::Host,
+            _ => MemoryKind::Device,
+        }
+    }
+
+    /// Asks the driver once for each device.
+    fn memory_properties(&self) -> MemoryProperties {
+        let (driver, kind) = (self.driver(), self.memory_kind());
+        // If the driver returns an error for a device, the device counts as one without access.
+        let ask = |device: &Device| {
+            // Otherwise it would invalidate a capture (R110, R113).
+            recording::relaxed_while_capturing(driver.table(), || self.access(device))
+        };
+        let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
+        let others = driver.devices().unwrap_or_default();
+        let devices = self.device().into_iter();
+        MemoryProperties {
+            kind,
+            device: self.device(),
+            host: kind != MemoryKind::Device,
+            devices: devices
+                .chain(others.into_iter().filter(reaches))
+                .fold(DeviceSet::none(driver), DeviceSet::with),
+        }
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        Some(self)
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        Pool::trim_to(self, keep)
+    }
+}
+
+forward!(<> MemoryPool, <> DefaultPool);
+
+/// Converts a pool handle into a resource handle.
+macro_rules! handles {
+    ($($pool:ty),*) => {$(
+        impl From<$pool> for Resource {
+            fn from(pool: $pool) -> Self {
+                Self::new(pool)
+            }
+        }
+    )*};
+}
+
+handles!(Pool, MemoryPool, DefaultPool);
