@@ -54,7 +54,7 @@ const ASKING: [(&str, &str); 27] = [
         "a resource of the program would be called to free",
     ),
     (
-        "memory/buffer/from_resource.rs",
+        "memory/pool/resource.rs",
         "a temporary owner would count as a drop after a fork",
     ),
     (
