@@ -6,8 +6,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::free::{free, free_otherwise};
 use super::{Access, DefaultPool, MemoryPool, Pool};
-use crate::base::error::{Error, Result};
-use crate::base::report;
+use crate::base::error::Result;
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::pointer::MemoryKind;
@@ -39,9 +38,6 @@ unsafe impl MemoryResource for Pool {
         stream: &Stream,
     ) -> Result<()> {
         let _inside = ResourceCall::enter();
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         if address == 0 {
             return Ok(());
         }
