@@ -44,7 +44,7 @@
 //! |---|---|
 //! | [`driver`] | the driver, devices and their capabilities, locations, pointers |
 //! | [`stream`] | contexts, streams, events |
-//! | [`memory`] | pools, resources, adaptors, buffers, statistics |
+//! | [`memory`] | pools, resources, adaptors, buffers, slices, statistics |
 //! | [`arena`] | the sub-allocator |
 //! | [`mapped`] | virtual, pinned, registered and managed memory |
 //! | [`interop`] | graphs, other processes, GPUDirect |

@@ -1,4 +1,4 @@
-//! A pool from its creation to its trimming.
+//! A pool from creation to trimming.
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{Device, MemoryPool, PoolStats, ReleaseThreshold, ReusePolicy};
@@ -30,7 +30,7 @@ pub(crate) fn run(device: Device, bytes: u64, show: &mut Show) -> Result<Steps> 
     step("allocated on two streams")?;
 
     first.fill(0x5a)?;
-    // `other` now waits for `stream`, and the other way round when the copy is submitted.
+    // `other` first waits for `stream`; once the copy is submitted, `stream` waits for `other`.
     second.copy_from_device(&first)?;
     let mut copied = vec![0; len];
     second.copy_to(&mut copied)?;
@@ -41,14 +41,14 @@ pub(crate) fn run(device: Device, bytes: u64, show: &mut Show) -> Result<Steps> 
     step("filled, copied, checked every byte")?;
 
     {
-        let mut lent = first.on(&other)?;
-        lent.fill(0xa5)?;
+        let mut there = first.on(&other)?;
+        there.fill(0xa5)?;
     }
     ensure!(
         first.to_vec()?.iter().all(|byte| *byte == 0xa5),
         "the other stream's fill was not seen"
     );
-    step("lent to the other stream")?;
+    step("used on the other stream")?;
 
     first.free()?;
     drop(second);

@@ -61,7 +61,8 @@ impl Launch {
 
 impl Function {
     /// Launches the kernel in the order of the stream. The host waits only for code that has to be
-    /// [loaded](Self::preload) first. Buffers of other streams are lent to this one: two driver calls at each end.
+    /// [loaded](Self::preload) first. Memory of other streams is bound to this one; each end costs as much as
+    /// [`Stream::wait_for`](crate::Stream::wait_for).
     /// With zero blocks nothing is launched.
     ///
     /// # Safety

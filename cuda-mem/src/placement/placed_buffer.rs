@@ -306,7 +306,7 @@ impl<T: Pod> fmt::Debug for PlacedBuffer<T> {
             Memory::Growable(buffer) => buffer,
             Memory::Managed(buffer) => buffer,
         };
-        let mut f = f.debug_struct("Placed");
+        let mut f = f.debug_struct("PlacedBuffer");
         f.field("memory", memory);
         if let Some(pool) = &self.pool {
             f.field("pool", pool);

@@ -200,6 +200,56 @@ fn lending_is_two_calls_at_each_end_and_none_at_home(env: &Environment) -> Resul
 }
 
 #[apply(case)]
+fn slices_wait_once(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
+    let (a, b) = (stream.context().stream()?, stream.context().stream()?);
+    let mut buffer = pool.alloc::<u8>(&stream, 100)?;
+    drop(buffer.on(&a)?);
+    let control = env.control()?;
+    let waits = |wanted: u64, what: &str| {
+        let (records, waits) = (
+            control.calls("cuEventRecord"),
+            control.calls("cuStreamWaitEvent"),
+        );
+        control.reset();
+        ensure!(
+            (records, waits) == (wanted, wanted),
+            "{what}: {records} {waits}"
+        );
+        Ok(())
+    };
+    control.reset();
+    let mut all = buffer.as_mut_slice();
+    let (mut low, high) = all.split_at_mut(50)?;
+    for chunk in low.chunks_mut(10)? {
+        ensure!(chunk.slice(..5)?.len() == 5);
+    }
+    ensure!(control.calls_total() == 0, "dividing asks nothing");
+    low.fill(1)?;
+    waits(0, "a fill at home")?;
+    // Bound to one stream, and on to another: no wait but those of the two ends.
+    let mut on_a = high.on(&a)?;
+    let mut on_b = on_a.as_mut_slice().on(&b)?;
+    waits(2, "two begins")?;
+    for _ in 0..10 {
+        on_b.fill(2)?;
+        on_b.slice_mut(..10)?.zero()?;
+    }
+    waits(0, "fills on the third stream")?;
+    drop(on_b);
+    drop(on_a);
+    waits(2, "two ends")?;
+    // A use that was leaked is waited for once.
+    std::mem::forget(buffer.on(&a)?);
+    waits(1, "a begin")?;
+    for wanted in [1, 0, 0] {
+        buffer.slice_mut(..10)?.fill(3)?;
+        waits(wanted, "a fill after a leak")?;
+    }
+    Ok(())
+}
+
+#[apply(case)]
 fn statistics_are_four_calls(env: &Environment) -> Result<()> {
     let (pool, _stream) = warm(env)?;
     pool.stats()?;

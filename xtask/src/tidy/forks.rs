@@ -84,7 +84,7 @@ const ASKING: &[(&str, &str)] = &[
 
 /// All files: what is in the list and does not ask is found too.
 pub(super) fn check(files: &[Rust]) -> Vec<Finding> {
-    judge(files, &ASKING)
+    judge(files, ASKING)
 }
 
 fn judge(files: &[Rust], asking: &[(&str, &str)]) -> Vec<Finding> {

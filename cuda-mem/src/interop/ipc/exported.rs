@@ -105,6 +105,6 @@ impl<T: Pod> Drop for ExportedBuffer<'_, T> {
 
 impl<T: Pod> fmt::Debug for ExportedBuffer<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lent").field(&self.buffer).finish()
+        f.debug_tuple("ExportedBuffer").field(&self.buffer).finish()
     }
 }

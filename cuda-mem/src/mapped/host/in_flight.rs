@@ -1,4 +1,4 @@
-//! Host memory on loan to a stream.
+//! Host memory that a stream has.
 
 use std::fmt;
 use std::mem;
@@ -39,15 +39,15 @@ pub(super) mod sealed {
     }
 }
 
-/// Host memory on loan to a stream, from [`PinnedBuffer::lend`](crate::mapped::PinnedBuffer::lend) or
+/// Host memory that a stream has, from [`PinnedBuffer::lend`](crate::mapped::PinnedBuffer::lend) or
 /// [`Registered::lend`](crate::mapped::Registered::lend). Its operations are submitted to the stream, in order, and the
-/// host does not wait. The loan owns the memory, which the host cannot access meanwhile.
+/// host does not wait. The host cannot access the memory meanwhile.
 ///
-/// It can be an argument of a launch on its stream: `&mut` for kernels that write, `&` for those that only read.
-/// Kernels access the memory over the bus.
+/// It can be an argument of a launch: `&mut` for kernels that write, `&` for those that only read. Kernels access the
+/// memory over the bus.
 ///
-/// Dropping it waits for the stream and then frees the memory. Where waiting would invalidate a capture, the memory is
-/// freed after the capture. Leaking the loan leaks the memory.
+/// Dropping it waits for the stream, and for other streams where a slice of it was leaked, and then frees the memory. Where waiting would invalidate a capture, the memory is
+/// freed after the capture. Leaking this value leaks the memory.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -65,7 +65,7 @@ pub(super) mod sealed {
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// While the memory is on loan, the host cannot use it:
+/// While a stream has the memory, the host cannot use it:
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::Stream;
@@ -77,9 +77,9 @@ pub(super) mod sealed {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "dropping the loan waits for the stream, and ends the memory"]
+#[must_use = "dropping it waits for the stream, and frees the memory"]
 pub struct InFlightBuffer<H: HostMemory> {
-    /// `None` only while the loan ends.
+    /// `None` only at the end.
     host: Option<H>,
     address: CUdeviceptr,
     stream: Stream,
@@ -217,7 +217,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
     /// # Errors
     ///
     /// Any driver error, including faults of earlier asynchronous work; [`Capturing`](ErrorKind::Capturing) while
-    /// the stream is captured, and for another thread's per-thread stream while any stream is. The loan comes back with
+    /// the stream is captured, and for another thread's per-thread stream while any stream is. The memory comes back with
     /// the error and stays in force.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn take_back(mut self) -> Result<H, Failed<Self>> {
@@ -227,7 +227,9 @@ impl<H: HostMemory> InFlightBuffer<H> {
         match self.host.take() {
             Some(host) => Ok(host),
             // `None` only after the destructor ran.
-            None => Err(Failed::lost(Error::invalid("the loan is over".to_owned()))),
+            None => Err(Failed::lost(Error::invalid(
+                "the memory was taken back already".to_owned(),
+            ))),
         }
     }
 
@@ -250,7 +252,7 @@ impl<H: HostMemory> DeviceMemory for InFlightBuffer<H> {
     }
 }
 
-/// Memory of a loan that ended while its stream was captured. If it is never released, it leaks rather than being freed
+/// Memory that was dropped while its stream was captured. If it is never released, it leaks rather than being freed
 /// while the stream uses it.
 struct EndedLoan<H>(Option<mem::ManuallyDrop<H>>);
 
@@ -271,7 +273,7 @@ impl<H: HostMemory> Drop for InFlightBuffer<H> {
         if self.host.is_none() {
             return;
         }
-        report::release("loan of host memory", || match self.finish() {
+        report::release("host memory in flight", || match self.finish() {
             Ok(()) => {
                 drop(self.host.take());
                 Ok(())

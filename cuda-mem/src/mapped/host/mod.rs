@@ -7,9 +7,9 @@
 //! - a copy from or to such memory returns before it is complete (measured), unlike a copy of other memory;
 //! - only `cuMemHostGetDevicePointer` reliably gives the device's address of it.
 //!
-//! So there are two states. With the host, the memory is a slice, and no stream has it: copies wait. On
-//! [loan](InFlightBuffer) to a stream the slice is inaccessible, and the only ways back wait for the stream. A loan
-//! owns the memory, so leaking a loan leaks its memory and nothing else.
+//! So there are two states. With the host, the memory is a slice, and no stream has it: copies wait. [In
+//! flight](InFlightBuffer) the slice is inaccessible, and the only ways back wait for the stream. The value owns the
+//! memory, so leaking it leaks its memory and nothing else.
 
 mod in_flight;
 mod pinned;

@@ -190,7 +190,7 @@ impl<T: Pod> PinnedBuffer<T> {
     /// host's, but the driver does not guarantee that for write-combined memory.
     ///
     /// If you pass it to a device, make sure that the host neither uses nor drops the slice until the device is done. A
-    /// [loan](Self::lend) ensures that by itself.
+    /// [`lend`](Self::lend) ensures that by itself.
     ///
     /// # Errors
     ///
@@ -260,7 +260,7 @@ impl<T: Pod> PinnedBuffer<T> {
         let item = self.item();
         let ended = ledger::remove(&item);
         // SAFETY: the memory is from `cuMemHostAlloc` and this value's own; streams that used it were
-        // waited for when the loan ended.
+        // waited for when the memory came back.
         let freed = recording::with_relaxed_capture_mode(table, || unsafe {
             raw::host::free(table, self.raw())
         });
@@ -293,7 +293,7 @@ impl<T: Pod> Deref for PinnedBuffer<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the memory is this value's own, was zeroed, and holds values of `T` whatever is written;
-        // no stream has it, as it is not on loan.
+        // no stream has it, as it is not in flight.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

@@ -292,7 +292,7 @@ impl<T: Pod> Registered<'_, T> {
     /// A failure to [map](RegisterFlags::MAPPED) it is only reported here.
     ///
     /// If you pass it to a device, make sure that the host neither uses the slice nor drops the guard until the device
-    /// is done. A [loan](Self::lend) ensures that by itself.
+    /// is done. [`lend`](Self::lend) ensures that by itself.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl<T: Pod> Registered<'_, T> {
         let item = self.item();
         let noted = ledger::remove(&item);
         // SAFETY: the memory was registered in this context, which is current; streams that used it were
-        // waited for when the loan ended.
+        // waited for when the memory came back.
         let ended = recording::with_relaxed_capture_mode(table, || unsafe {
             raw::host::unregister(table, self.raw())
         });
@@ -423,7 +423,7 @@ impl<T: Pod> Deref for Registered<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the slice is this guard's alone, and no stream has it, as it is not on loan.
+        // SAFETY: the slice is this guard's alone, and no stream has it, as it is not in flight.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

@@ -61,7 +61,7 @@ use crate::stream::Stream;
 /// # use cuda_mem::mapped::ManagedBuffer;
 /// # fn example(mut numbers: ManagedBuffer<u32>) -> Result<(), cuda_mem::Error> {
 /// let slice = numbers.host()?;
-/// numbers.fill(1)?; // error: already borrowed
+/// numbers.as_mut_slice().fill(1)?; // error: already borrowed
 /// println!("{slice:?}");
 /// # Ok(())
 /// # }

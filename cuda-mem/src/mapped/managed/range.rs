@@ -230,7 +230,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         )?;
         self.pieces().try_for_each(|piece| {
             // SAFETY: the piece is of managed memory, valid in this stream, which is the buffer's or has the buffer
-            // on loan.
+            // in use on another stream.
             unsafe { raw::managed::prefetch(open.queue(), piece, to.to_raw()) }
                 .map_err(|error| explain(error, || format!("{self:?} to {to}")))
         })?;

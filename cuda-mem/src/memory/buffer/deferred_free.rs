@@ -141,11 +141,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub(crate) fn note_use_by(&self, stream: &Stream) {
         // In a fork nothing was submitted.
         if let Some(mut pending_uses) = self.pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse {
-                stream: stream.clone(),
-                bytes: self.span().addresses(),
-                reads: false,
-            });
+            pending_uses.push(PendingUse::new(stream, self.span().addresses(), false));
         }
     }
 

@@ -38,7 +38,7 @@ use crate::stream::{Stream, StreamRef};
 /// `len` elements of device memory, allocated and freed in the order of a stream.
 ///
 /// The memory is valid from the point where the stream reaches the allocation until it reaches the free, so all
-/// work on it is submitted to that stream; [`on`](Self::on) lends it to another stream, with the required ordering.
+/// work on it is submitted to that stream; [`on`](Self::on) gives it to another stream, with the required ordering.
 /// Dropping a buffer of a pool is one driver call and never waits; for a buffer of another resource, see that
 /// resource.
 ///
@@ -246,8 +246,7 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. The pending uses cannot be removed
-    /// here, but waiting twice is harmless. Other readers are not waited for.
+    /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. Other readers are not waited for.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
         let span = self.span().noted_in(&self.pending_uses);
         span.wait_for_pending_uses(false)

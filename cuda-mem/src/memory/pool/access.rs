@@ -170,7 +170,7 @@ impl Pool {
     /// # Safety
     ///
     /// No work that uses memory of this pool on a device that loses access may be queued or running, and none may
-    /// be submitted afterwards: no loan to a stream of that device may be left, and no buffer on one.
+    /// be submitted afterwards: no slice on a stream of that device may be left, and no buffer on one.
     ///
     /// # Errors
     ///

@@ -1,10 +1,8 @@
 //! Memory that is used on another stream than its own.
 
 use std::fmt;
-use std::ops::Range;
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUdeviceptr;
 
 use super::pending_uses::{PendingUse, PendingUses};
 use super::span::Span;
@@ -23,8 +21,8 @@ pub struct OnStream<'a>(Option<Borrowed<'a>>);
 struct Borrowed<'a> {
     home: &'a Stream,
     other: &'a Stream,
-    bytes: Range<CUdeviceptr>,
-    reads: bool,
+    /// Of the pending use.
+    number: u64,
     pending_uses: &'a Lock<PendingUses>,
 }
 
@@ -35,27 +33,24 @@ impl<'a, T: Pod> Span<'a, T> {
         self.wait_for_pending_uses(!reads)?;
         let home = self.stream();
         if home == other || self.size_bytes() == 0 {
-            return Ok((self.in_order_of(other), OnStream(None)));
+            let waited = self.waited();
+            return Ok((self.in_order_of(other, waited), OnStream(None)));
         }
         let Some(pending_uses) = self.pending_uses() else {
             let text = "memory of a graph is used in the order of the graph's stream only";
             return Err(Error::not_supported(text.to_owned()));
         };
         order(home.as_ref(), other.as_ref())?;
-        let bytes = self.addresses();
-        pending_uses.lock()?.push(PendingUse {
-            stream: other.clone(),
-            bytes: bytes.clone(),
-            reads,
-        });
+        let pending_use = PendingUse::new(other, self.addresses(), reads);
+        let number = pending_use.number;
+        pending_uses.lock()?.push(pending_use);
         let borrowed = Borrowed {
             home,
             other,
-            bytes,
-            reads,
+            number,
             pending_uses,
         };
-        Ok((self.in_order_of(other), OnStream(Some(borrowed))))
+        Ok((self.in_order_of(other, number), OnStream(Some(borrowed))))
     }
 }
 
@@ -67,12 +62,7 @@ impl Drop for OnStream<'_> {
         report::release("slice on another stream", || {
             // On failure the use stays pending, and is waited for before the memory's next use.
             order(borrowed.other.as_ref(), borrowed.home.as_ref())?;
-            let mut pending_uses = borrowed.pending_uses.lock()?;
-            pending_uses.remove_first(|pending_use| {
-                pending_use.stream == *borrowed.other
-                    && pending_use.bytes == borrowed.bytes
-                    && pending_use.reads == borrowed.reads
-            });
+            borrowed.pending_uses.lock()?.remove(borrowed.number);
             Ok(())
         });
     }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -11,14 +12,26 @@ use crate::stream::Stream;
 /// A stream that may still use part of a memory.
 #[derive(Clone)]
 pub(crate) struct PendingUse {
+    /// Higher than that of every earlier use.
+    pub(super) number: u64,
     pub(crate) stream: Stream,
     /// What it uses, so that parts of one memory can be used on several streams at the same time.
-    pub(crate) bytes: Range<CUdeviceptr>,
+    bytes: Range<CUdeviceptr>,
     /// Whether it only reads, so that other readers need not wait for it.
-    pub(crate) reads: bool,
+    reads: bool,
 }
 
 impl PendingUse {
+    pub(crate) fn new(stream: &Stream, bytes: Range<CUdeviceptr>, reads: bool) -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            stream: stream.clone(),
+            bytes,
+            reads,
+        }
+    }
+
     /// Whether a use of `bytes` has to wait for this one.
     pub(super) fn is_in_the_way(&self, bytes: &Range<CUdeviceptr>, writes: bool) -> bool {
         (writes || !self.reads) && self.bytes.start < bytes.end && bytes.start < self.bytes.end
@@ -56,9 +69,8 @@ impl PendingUses {
         self.0.as_mut()?.pop()
     }
 
-    /// Removes the first entry that satisfies `is_over`.
-    pub(crate) fn remove_first(&mut self, is_over: impl Fn(&PendingUse) -> bool) {
-        if let Some(place) = self.iter().position(is_over)
+    pub(super) fn remove(&mut self, number: u64) {
+        if let Some(place) = self.iter().position(|it| it.number == number)
             && let Some(pending_uses) = &mut self.0
         {
             pending_uses.swap_remove(place);

@@ -28,6 +28,9 @@ pub(crate) struct Span<'a, T> {
     device: Option<Device>,
     /// Where uses on other streams are noted. Without such a list there can be none.
     pending_uses: Option<&'a Lock<PendingUses>>,
+    /// The stream has waited for pending uses up to this number, where they are in the way. The last is the span's own
+    /// use.
+    waited: u64,
     /// Whether the span's creator captures the stream, so that work on the span is meant to be recorded.
     is_recorded: bool,
     element: PhantomData<T>,
@@ -60,6 +63,7 @@ impl<'a, T: Pod> Span<'a, T> {
             stream,
             device,
             pending_uses: None,
+            waited: 0,
             is_recorded: false,
             element: PhantomData,
         }
@@ -81,9 +85,13 @@ impl<'a, T: Pod> Span<'a, T> {
         }
     }
 
-    /// The same range in the order of another stream, which has been ordered with this one.
-    pub(super) fn in_order_of(self, stream: &'a Stream) -> Self {
-        Self { stream, ..self }
+    /// The same range in the order of another stream, which waits for this one. The use is noted under this number.
+    pub(super) fn in_order_of(self, stream: &'a Stream, number: u64) -> Self {
+        Self {
+            stream,
+            waited: number,
+            ..self
+        }
     }
 
     pub(super) fn address(&self) -> CUdeviceptr {
@@ -100,6 +108,10 @@ impl<'a, T: Pod> Span<'a, T> {
 
     pub(super) fn device(&self) -> Option<Device> {
         self.device
+    }
+
+    pub(super) fn waited(&self) -> u64 {
+        self.waited
     }
 
     pub(super) fn pending_uses(&self) -> Option<&'a Lock<PendingUses>> {
@@ -159,7 +171,7 @@ impl<'a, T: Pod> Span<'a, T> {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "the buffer has {} elements, and the {what} {other}; they must be equal",
+            "the memory has {} elements, and the {what} {other}; they must be equal",
             self.len
         )))
     }
@@ -191,18 +203,22 @@ impl<'a, T: Pod> Span<'a, T> {
     }
 
     /// Makes the stream wait for other streams that may still use the range: for writers, and for readers too if the
-    /// range is to be written. The uses stay noted, but waiting twice is harmless.
+    /// range is to be written. Those were leaked, or a wait for them failed: while such a use can submit work, its
+    /// borrow excludes this one.
     pub(crate) fn wait_for_pending_uses(&self, writes: bool) -> Result<()> {
         let Some(pending_uses) = self.pending_uses else {
             return Ok(());
         };
-        // Cloned out: the driver is not called under the lock.
-        let pending_uses = pending_uses.lock()?.clone();
         let bytes = self.addresses();
-        pending_uses
-            .iter()
-            .filter(|pending_use| pending_use.is_in_the_way(&bytes, writes))
-            .try_for_each(|pending_use| order(pending_use.stream.as_ref(), self.stream.as_ref()))
+        let is_in_the_way =
+            |it: &&PendingUse| it.number > self.waited && it.is_in_the_way(&bytes, writes);
+        let next = || Ok::<_, Error>(pending_uses.lock()?.iter().find(is_in_the_way).cloned());
+        // The driver is not called under the lock.
+        while let Some(pending_use) = next()? {
+            order(pending_use.stream.as_ref(), self.stream.as_ref())?;
+            pending_uses.lock()?.remove(pending_use.number);
+        }
+        Ok(())
     }
 
     /// Runs `call` with the stream's context current, as the driver wants around copies of pool
@@ -379,11 +395,7 @@ impl<'a, T: Pod> Span<'a, T> {
         };
         // In a fork nothing was submitted.
         if let Some(mut pending_uses) = pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse {
-                stream: stream.clone(),
-                bytes: self.addresses(),
-                reads: true,
-            });
+            pending_uses.push(PendingUse::new(stream, self.addresses(), true));
         }
     }
 
