@@ -1,4 +1,4 @@
-//! What the arena's own thread does ahead of need: a place for a block that requests found none for.
+//! Work that the arena's own thread does ahead of need: it makes a place for a block that requests found none for.
 
 use super::last_use::LastUse;
 use super::moves::Place;
@@ -10,12 +10,12 @@ use super::{GRANULE, Inner, UNIT, thread};
 use crate::stream::context::Context;
 use crate::stream::recording;
 
-/// No stream's cache: what it may use is clean.
+/// The number of no cache: it may use only clean memory.
 const NO_CACHE: CacheId = CacheId::MAX - 1;
 
 impl Inner {
-    /// Makes a place for a block of this size, in units, if there is none: as a request would that finds none, except that
-    /// no memory is made beyond the slack, nor where little can move. Returns how many bytes are missing.
+    /// Makes a place for a block of this size, in units, if there is none. Does what a request would do, but creates no
+    /// memory beyond the slack, and none where little can move. Returns how many bytes are missing.
     pub(super) fn prepare(&self, size: u32) -> u64 {
         let is_asleep = self.backing.reserved().asleep() > 0;
         if !self.may_query() || !self.backing.can_move() || is_asleep {
@@ -29,23 +29,24 @@ impl Inner {
             return 0;
         };
         let _turn = self.backing.growing();
-        // What is done by now is known before it is asked where the free memory lies.
+        // Queries come before the search, so that it sees all completed memory.
         self.query_all(&mut self.slow_state());
         if self.central.lock(thread::number()).has_block(size) {
             return 0;
         }
         let bytes = u64::from(size) * UNIT;
         let free = self.free_bytes();
-        // Each look queries all streams.
+        // Each search for memory to move queries all streams.
         if free < bytes / 2 {
             return bytes - free;
         }
-        // Not made where the thread cannot say that it does no harm to captures.
+        // Skipped if the capture mode cannot be relaxed, because the calls could invalidate a capture.
         let prepared = with_relaxed_capture_mode(&context, || Ok(self.prepare_in(bytes, &context)));
         prepared.unwrap_or(0)
     }
 
-    /// Gives back what the arena is not to keep, on the arena's own thread, whose calls must not meet a capture.
+    /// Gives back memory beyond the release threshold on the arena's own thread, whose calls must not invalidate a
+    /// capture.
     pub(super) fn give_back_apart(&self) {
         let Some(device) = self.device else {
             return self.give_back_beyond_threshold();
@@ -54,11 +55,11 @@ impl Inner {
             self.give_back_beyond_threshold();
             Ok(())
         });
-        // Where the mode cannot be changed nothing is given back now.
+        // If the mode cannot be changed, nothing is given back now.
         drop(trimmed);
     }
 
-    /// For the thread that has the turn to grow. Returns how many bytes are missing.
+    /// The caller holds the turn to grow. Returns how many bytes are missing.
     fn prepare_in(&self, bytes: u64, context: &Context) -> u64 {
         let room = Self::granules(bytes) * GRANULE;
         let (frontier, tail) = self.frontier_and_tail(room, NO_CACHE);

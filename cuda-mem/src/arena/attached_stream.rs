@@ -9,16 +9,16 @@ use crate::stream::context::Context;
 use crate::stream::epoch::{self, Progress};
 use crate::stream::{Stream, StreamRef, WeakStream, is_default};
 
-/// The stream that a cache belongs to. It is not kept alive; the cache is told before it ends.
+/// The stream that a cache belongs to. It is not kept alive; the cache is notified before it ends.
 #[derive(Debug)]
 pub(super) struct AttachedStream {
     pub(super) context: Context,
     raw: CUstream,
     /// The only thread that can name it, for a per-thread default stream.
     thread: Option<ThreadId>,
-    /// When it was attached. Earlier waits for it say nothing of the stream that was attached before.
+    /// When it was attached. Earlier waits for it say nothing about the stream that was attached before.
     since: u64,
-    /// One or more.
+    /// At least one.
     handles: Vec<Handle>,
 }
 
@@ -28,7 +28,7 @@ struct Handle {
     number: u64,
     /// What waits through this handle have shown.
     progress: Arc<Progress>,
-    /// Keeps the stream while it is queried after the arena has ended.
+    /// Keeps the stream alive while it is queried after the arena has ended.
     weak: WeakStream,
 }
 
@@ -58,18 +58,18 @@ impl AttachedStream {
         }
     }
 
-    /// Another handle of the same stream, or one that is there already.
+    /// Adds another handle of the same stream, unless it is there already.
     pub(super) fn add(&mut self, stream: &Stream) {
         let mut handles = self.handles.iter();
         if handles.any(|handle| handle.number == stream.number()) {
             return;
         }
-        // Those of a legacy default stream do not say when they are dropped.
+        // Handles of a legacy default stream do not report when they are dropped.
         self.handles.retain(|handle| handle.weak.is_alive());
         self.handles.push(Handle::new(stream));
     }
 
-    /// Takes a handle away, unless it is the last. Returns whether it is not.
+    /// Removes a handle, unless it is the last. Returns whether there are others.
     pub(super) fn remove(&mut self, number: u64) -> bool {
         let has_others = self.handles.iter().any(|handle| handle.number != number);
         if has_others {
@@ -78,7 +78,7 @@ impl AttachedStream {
         has_others
     }
 
-    /// What keeps the stream while it is queried; `None` if it has ended.
+    /// Keeps the stream alive while it is queried; `None` if it has ended.
     pub(super) fn keep(&self) -> Option<Kept> {
         // Default streams do not end.
         if is_default(self.raw) {
@@ -89,25 +89,25 @@ impl AttachedStream {
         Some(Kept(Some(handle)))
     }
 
-    /// Whether it is another thread's own stream, which this thread cannot name.
+    /// Whether it is another thread's per-thread default stream, which this thread cannot name.
     pub(super) fn is_foreign(&self) -> bool {
         let thread = self.thread;
         thread.is_some_and(|thread| thread != std::thread::current().id())
     }
 
-    /// `None` if this thread cannot name it, and while it is captured.
+    /// `None` if this thread cannot name it, or while it is captured.
     pub(super) fn view(&self) -> Option<StreamRef<'_>> {
         if self.is_foreign() {
             return None;
         }
-        // SAFETY: the stream is live, because its last handle is detached before it is dropped; when the arena has ended,
-        // `is_over` keeps a handle meanwhile.
+        // SAFETY: the stream is live, because its last handle is detached before it is dropped; after the arena has
+        // ended, `is_over` keeps a handle.
         let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
-        // Any other question would invalidate the capture (R113).
+        // Any other query would invalidate the capture (R113).
         (!stream.is_captured()).then_some(stream)
     }
 
-    /// What waits of the program have shown to be done.
+    /// The epoch that the program's own waits have shown to be done.
     pub(super) fn seen(&self) -> u64 {
         let by_handles = self.handles.iter().map(|handle| handle.progress.done());
         let seen = by_handles.fold(self.context.progress().done(), u64::max);

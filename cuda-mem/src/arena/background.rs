@@ -1,7 +1,8 @@
-//! The arena's own thread: it makes runs of free memory ahead of need, and gives back what the arena is not to keep.
+//! The arena's own thread: it makes runs of free memory ahead of need, and gives back memory beyond the release
+//! threshold.
 //!
-//! It holds the arena only while it works, so that the last handle of the program ends it; makes its calls in relaxed
-//! capture mode; sleeps without a time limit when there is nothing to do; and makes no call once the process exits.
+//! It holds the arena only while it works, so that the program's last handle ends it. It makes its calls in relaxed
+//! capture mode, sleeps without a timeout while idle, and makes no call once the process exits.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
@@ -15,19 +16,19 @@ use crate::base::report;
 
 /// The name of the thread, as the system shows it.
 const NAME: &str = "cuda-mem-arena";
-/// Bytes that are freed before the thread looks again, at least.
+/// The minimum bytes freed before the thread looks again.
 const LEAST_FREED: u64 = 8 << 20;
-/// Between two looks: a wake-up costs the thread that frees some microseconds.
+/// The pause between two looks: a wake-up costs the freeing thread some microseconds.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Looks after which the thread rests, if no request was short of memory meanwhile.
 const LOOKS: u32 = 256;
 
-/// Bytes until the next look while one is being made: more than are ever freed.
+/// Bytes until the next look, while one is in progress: more than are ever freed.
 const NO_LOOK: i64 = i64::MAX / 2;
 
-/// Set when the process exits: the driver may be ending.
+/// Set when the process exits: the driver may be shutting down.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
-/// Threads that may be in a call of the driver.
+/// Threads that may be in a driver call.
 static WORKING: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
@@ -36,16 +37,16 @@ pub(super) struct Background {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread is asked for.
+/// Requests to the thread.
 #[derive(Debug, Default)]
 struct Requests {
     state: Mutex<State>,
     wake: Condvar,
-    /// Units of the block for which requests were short of memory in one place; 0: of none.
+    /// Units of the contiguous block that requests were short of; 0 for none.
     wanted: AtomicU32,
-    /// Looks that are left.
+    /// Remaining looks.
     looks: AtomicU32,
-    /// Whether frees count.
+    /// Whether frees are counted.
     watches: AtomicBool,
     /// Bytes to be freed before the next look.
     until_look: AtomicI64,
@@ -65,11 +66,11 @@ impl State {
     }
 }
 
-/// Has the turn to make calls of the driver.
+/// While it lives, this thread may make driver calls.
 struct Working;
 
 impl Working {
-    /// None when the process exits.
+    /// `None` when the process exits.
     fn begin() -> Option<Self> {
         WORKING.fetch_add(1, Ordering::SeqCst);
         let working = Self;
@@ -83,10 +84,10 @@ impl Drop for Working {
     }
 }
 
-/// Waits for calls that are being made, because the driver ends after this.
+/// Waits for calls in progress, because the driver shuts down after this.
 extern "C" fn at_exit() {
     IS_EXITING.store(true, Ordering::SeqCst);
-    // Threads of a parent are not in a fork.
+    // A fork does not have its parent's threads.
     for _ in 0..20_000 {
         if report::is_forked() || WORKING.load(Ordering::SeqCst) == 0 {
             return;
@@ -99,7 +100,7 @@ fn watch_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         #[cfg(unix)]
-        // SAFETY: `at_exit` lives as long as the program, and unwinds never. If registering fails for want of memory,
+        // SAFETY: `at_exit` lives as long as the program, and never unwinds. If registering fails for lack of memory,
         // calls at exit get the driver's error.
         unsafe {
             libc::atexit(at_exit);
@@ -130,19 +131,20 @@ impl Background {
         })
     }
 
-    /// A request of this size found no free place and had to move or make memory. The next one may need another place.
+    /// A request of this size found no contiguous free memory, and had to move memory or grow. The next one may need
+    /// another such place.
     #[cold]
     pub(super) fn was_short(&self, units: u32) {
         let requests = &self.requests;
         let wanted = requests.wanted.load(Ordering::Relaxed);
-        // What is wanted no more is forgotten.
+        // Sizes that are no longer requested are gradually forgotten.
         let wanted = units.max(wanted - wanted / 8);
         requests.wanted.store(wanted, Ordering::Relaxed);
         requests.looks.store(LOOKS, Ordering::Relaxed);
         requests.ask(|state| state.is_asked_to_prepare = true);
     }
 
-    /// So many units were freed.
+    /// Counts freed units.
     #[inline]
     pub(super) fn freed(&self, units: u32) {
         if self.requests.watches.load(Ordering::Relaxed) {
@@ -150,23 +152,23 @@ impl Background {
         }
     }
 
-    /// The program has waited, and the arena may hold more than it is to keep.
+    /// Requests a trim: the program has waited, and the arena may hold more than its release threshold.
     pub(super) fn trim(&self) {
         self.requests.ask(|state| state.is_asked_to_trim = true);
     }
 
-    /// Ends the thread, and waits for that, unless it is the calling one.
+    /// Ends the thread and waits for its end, unless it is the calling thread.
     pub(super) fn stop(&self) {
         self.requests.ask(|state| state.is_stopped = true);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let own = |handle: &JoinHandle<()>| handle.thread().id() == thread::current().id();
         if let Some(handle) = thread.take().filter(|handle| !own(handle)) {
-            // A panic was reported by the system's hook.
+            // The panic hook has already reported a panic.
             let _ = handle.join();
         }
     }
 
-    /// In a fork there is no such thread.
+    /// Forgets the thread, which does not exist in a fork.
     pub(super) fn forget(&self) {
         if let Ok(mut thread) = self.thread.try_lock() {
             std::mem::forget(thread.take());
@@ -194,7 +196,7 @@ impl Requests {
         }
     }
 
-    /// What the thread does.
+    /// The main loop of the thread.
     fn serve(&self, arena: &Weak<Inner>) {
         become_guest();
         loop {
@@ -226,7 +228,7 @@ impl Requests {
         }
     }
 
-    /// Leaves the program alone for a while, unless something is asked for.
+    /// Pauses for a while, unless something is requested.
     fn pause(&self) {
         let state = self
             .wake
@@ -234,7 +236,7 @@ impl Requests {
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Prepares what is wanted. Returns how many bytes are missing; `None` if it is not to look again.
+    /// Prepares a place for the wanted block. Returns how many bytes are missing; `None` if it is not to look again.
     fn prepare(&self, arena: &Inner) -> Option<u64> {
         let wanted = self.wanted.load(Ordering::Relaxed);
         let looks = self.looks.load(Ordering::Relaxed);
@@ -242,13 +244,13 @@ impl Requests {
             return None;
         }
         self.looks.store(looks - 1, Ordering::Relaxed);
-        // What is freed during the look counts for the next one.
+        // Frees during the look count for the next one.
         self.until_look.store(NO_LOOK, Ordering::Relaxed);
         self.watches.store(true, Ordering::Relaxed);
         Some(arena.prepare(wanted))
     }
 
-    /// Looks again when the program has freed what is missing, or as much as makes a difference.
+    /// Has the thread look again when the program has freed the missing bytes, and enough to make a difference.
     fn watch(&self, missing: u64) {
         let wanted = u64::from(self.wanted.load(Ordering::Relaxed)) * UNIT;
         let least = (wanted / 8).max(LEAST_FREED);

@@ -1,4 +1,4 @@
-//! Making an arena.
+//! Building an arena.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -18,7 +18,7 @@ use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
 use crate::memory::reclaim;
 use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
 
-/// What an arena may hold, unless told otherwise, over what the program had at most.
+/// The default slack: what an arena may hold, as a multiple of the program's peak.
 const SLACK: f64 = 1.05;
 
 /// Configures an arena; [`build`](Self::build) creates it. From [`Arena::builder`].
@@ -275,7 +275,7 @@ impl ArenaBuilder {
 fn start(arena: Arena, threshold: ReleaseThreshold, background: bool) -> Result<Arena> {
     if background {
         let thread = Background::start(Arc::downgrade(&arena.0))?;
-        // There was none: the arena is new.
+        // The arena is new, so there is no thread yet.
         let _ = arena.0.background.set(thread);
     }
     arena.set_release_threshold(threshold);
@@ -289,11 +289,11 @@ fn assemble(
     reuse: ReusePolicy,
     (initial, slack): (u64, f64),
 ) -> Arena {
-    // From 1, because the notes of streams are 0 at first.
+    // From 1, because the slots of streams are initially 0.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let central = Central::new();
     if initial > 0 {
-        // Else all of it would count as used by the first stream.
+        // Otherwise all of it would count as used by the first stream.
         central.lock(thread::number()).share(0, 0);
     }
     let inner = Inner {

@@ -1,4 +1,4 @@
-//! Pages between the caches of streams and the central heap.
+//! Pages that move between stream caches and the central heap.
 
 use super::central_heap::Pages;
 use super::last_use::LastUse;
@@ -11,8 +11,8 @@ use crate::stream::epoch;
 const MOST_TAKEN: u64 = 64;
 
 impl Inner {
-    /// Moves cached blocks and free pages of all caches to the central heap. Caches that had none the last time are
-    /// left alone, unless the search is to be thorough: revoking a thread's lock is expensive.
+    /// Moves cached blocks and free pages of all caches to the central heap. Skips caches that had none last time,
+    /// unless `thorough`: revoking the bias of a lock is expensive.
     pub(super) fn scavenge(&self, thorough: bool) {
         let me = thread::number();
         for (id, slot) in self.caches.iter() {
@@ -22,7 +22,7 @@ impl Inner {
                 .filter(|cache| thorough || cache.is_left())
             {
                 for block in cache.flush(me) {
-                    // An unknown block was freed twice, and belongs to nobody.
+                    // An unknown block was freed twice, so it has no owner.
                     let _ = slot.lock.lock(me).free_to_heap(block.start);
                 }
             }
@@ -36,7 +36,7 @@ impl Inner {
             slot.counters.scavenged(pages.len(), elsewhere);
             drop(cache);
             if let Some((block, epoch)) = large {
-                // An unknown block was freed twice, and belongs to nobody.
+                // An unknown block was freed twice, so it has no owner.
                 let _ = self
                     .central
                     .lock(me)
@@ -46,7 +46,7 @@ impl Inner {
         }
     }
 
-    /// Adds pages that a cache gave up to the central heap.
+    /// Adds to the central heap the pages that a cache gave up.
     pub(super) fn pages_to_central(&self, id: CacheId, pages: Vec<FreePages>) {
         // The cache's stream may have used its pages until now.
         let last_use = LastUse::new(id, epoch::now());
@@ -61,12 +61,12 @@ impl Inner {
     /// Adds memory to the central heap.
     pub(super) fn add_to_central(&self, start: u64, units: u64, last_use: LastUse) {
         let mut central = self.central.lock(thread::number());
-        // Now, because blocks of an upstream may come and go.
+        // Found under the lock, because blocks of an upstream may come and go.
         let joins = self.joins(start, units);
         central.add(start, units, last_use, joins);
     }
 
-    /// On which sides this memory may merge: not across the blocks of an upstream.
+    /// On which sides this memory may merge: not across the bounds of an upstream's blocks.
     pub(super) fn joins(&self, start: u64, units: u64) -> Joins {
         Joins {
             left: !self.backing.is_boundary(start * UNIT),

@@ -16,32 +16,31 @@ use super::tlsf::{FreePages, Joins};
 use super::{PAGE_UNITS, UNIT, thread};
 use crate::base::biased::lock::BiasedLock;
 
-/// A stream cache, on cache lines of its own.
+/// A stream cache, on its own cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct CacheSlot {
     pub(super) lock: BiasedLock<StreamCache>,
     pub(super) counters: Counters,
-    /// Of threads that share the stream.
+    /// Caches of threads that share the stream.
     pub(super) threads: Arc<ThreadCaches>,
     /// What other streams need of this one.
     pub(super) requested: Requested,
     /// Whether the stream keeps medium blocks.
     pub(super) keeping: Keeping,
-    /// Blocks of its pages that were freed on other streams and have not come to it.
+    /// Blocks of its pages that were freed on other streams and have not reached it yet.
     pub(super) remote_queue: RemoteQueue,
-    /// Blocks in it that wait for other streams.
+    /// The number of its blocks that wait for other streams.
     waiting: AtomicU32,
-    /// What [`is_idle`](Self::is_idle) saw the last time, and how often in a row.
+    /// What [`is_idle`](Self::is_idle) saw last time, and how often in a row.
     answered: AtomicU64,
     unchanged: AtomicU32,
-    /// Units of blocks of other caches' pages that were freed on this one's stream since the last event, counted
-    /// while others want events.
+    /// Units of blocks of other caches' pages that were freed on this one's stream since its last event, counted while
+    /// others request events.
     unrecorded: AtomicU32,
 }
 
-/// How often a stream is still queried, and records events, for the sake of others, after one of them was short of
-/// memory.
+/// How often a stream is still to be queried and to record events for others, after one of them was short of memory.
 #[derive(Debug, Default)]
 pub(super) struct Requested {
     queries: AtomicU32,
@@ -75,41 +74,42 @@ impl Requested {
     }
 }
 
-/// Subtracts one. Two threads at a time may count as one.
+/// Subtracts one. Concurrent calls may count as one.
 fn less(counter: &AtomicU32) {
     let value = counter.load(Ordering::Relaxed);
     counter.store(value.saturating_sub(1), Ordering::Relaxed);
 }
 
-/// Whether a stream cuts medium blocks from pages of its own. That serves threads that would meet in the central heap.
-/// Elsewhere the central heap is as fast and holds less. A thread with several streams would keep pages in each. Blocks
-/// that are freed on other streams have no use there either: they come back to a cache when its stream is known to come
-/// after that, while in the central heap they belong to the stream that freed them.
+/// Whether a stream cuts medium blocks from its own pages. This helps threads that would contend for the central heap.
+/// Otherwise the central heap is as fast and holds less. A thread with several streams would keep pages in each. Blocks
+/// that are freed on other streams do not benefit either: they return to a cache only when its stream is known to be
+/// ordered after the free, while in the central heap they belong to the stream that freed them.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     keeps: AtomicBool,
-    /// The thread that came to the central heap last, for a medium block of this stream.
+    /// The thread that last came to the central heap for a medium block of this stream.
     thread: AtomicU64,
-    /// How often in a row. As the next ones, changed without locked instructions: threads that do so at a time count as
-    /// one.
+    /// How often it came in a row. Like the next fields, changed without locked instructions: concurrent changes count
+    /// as one.
     came: AtomicU32,
-    /// How often of these another thread waited for it.
+    /// How many of these times another thread waited for the central heap.
     contended: AtomicU32,
-    /// Grows by [`REMOTE`] with each medium block that is freed on another stream, and falls by one with each other.
+    /// Grows by [`REMOTE`] with each medium block that is freed on another stream, and falls by one with each that is
+    /// freed on its own.
     remote: AtomicU32,
 }
 
 /// Requests for medium blocks that come to the central heap before it is decided whether a stream keeps them.
 const DECISION: u32 = 512;
-/// A stream keeps medium blocks if another thread waited for the lock in at least one of this many requests. Programs that
-/// do more work between requests rarely contend, and the pages kept for them would be wasted.
+/// A stream keeps medium blocks if another thread waited for the lock in at least one of this many requests. Programs
+/// that do more work between requests rarely contend, and the pages kept for them would be wasted.
 const CONTENDED: u32 = 8;
 
 thread_local! {
-    /// The stream for which this thread came to a central heap last, by arena and cache.
+    /// The stream for which this thread last came to a central heap, by arena and cache.
     static LAST_CAME: Cell<(u32, CacheId)> = const { Cell::new((0, 0)) };
 }
-/// A stream keeps no medium blocks if more than one in so many is freed on another stream.
+/// A stream keeps no medium blocks if more than one in this many is freed on another stream.
 const REMOTE: u32 = 16;
 
 impl Keeping {
@@ -119,9 +119,10 @@ impl Keeping {
         self.keeps.load(Ordering::Relaxed)
     }
 
-    /// A request of this stream, by arena and cache, for a medium block came to the central heap, while another thread
-    /// waited or not. Threads that share the stream would meet in its cache instead. `freed_elsewhere` counts the stream's
-    /// blocks that other streams have freed since the last decision; it is `None` if no stream may keep any.
+    /// A request of this stream, by arena and cache, for a medium block came to the central heap. `is_contended` if
+    /// another thread waited meanwhile. Only consecutive requests of one thread count: threads that share the stream
+    /// would contend for its cache instead. `freed_elsewhere` counts the stream's blocks that other streams have freed
+    /// since the last decision; it is `None` if no stream may keep any.
     pub(super) fn came(
         &self,
         stream: (u32, CacheId),
@@ -171,14 +172,14 @@ impl Keeping {
     }
 }
 
-/// So many may be freed elsewhere in a row.
+/// This many in a row may be freed on other streams.
 const FEW_REMOTE: u32 = 16;
 
-/// Growths of the arena after which a stream that asked for nothing counts as idle.
+/// Growths of the arena after which a stream without requests counts as idle.
 const IDLE: u32 = 16;
 
 impl CacheSlot {
-    /// A block of another cache's pages was freed on this one's stream. Says whether it is time for an event.
+    /// A block of another cache's pages was freed on this one's stream. Returns whether it is time for an event.
     pub(super) fn freed_remote(&self, units: u32) -> bool {
         if !self.requested.has_events() {
             return false;
@@ -187,7 +188,7 @@ impl CacheSlot {
         u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
     }
 
-    /// So many blocks wait for other streams, under the lock.
+    /// Sets the number of blocks that wait for other streams, under the lock.
     pub(super) fn set_waiting(&self, blocks: usize) {
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         self.waiting.store(blocks, Ordering::Relaxed);
@@ -198,7 +199,7 @@ impl CacheSlot {
         self.waiting.load(Ordering::Relaxed) > 0 || !self.remote_queue.is_empty()
     }
 
-    /// Whether the stream asked for nothing since this was called some times. For growths.
+    /// Whether the stream has made no request for more than [`IDLE`] calls of this. Called by growths.
     pub(super) fn is_idle(&self) -> bool {
         let (hits, fits) = self.counters.answered();
         let answered = hits.wrapping_add(fits);
@@ -209,13 +210,14 @@ impl CacheSlot {
         self.unchanged.fetch_add(1, Ordering::Relaxed) >= IDLE
     }
 
-    /// Units of blocks from pages that the caches of threads and the queue of remote frees count, and not this one.
+    /// Units of blocks from its pages that are counted by the thread caches and the remote queue, not by the slot's own
+    /// counters.
     pub(super) fn of_pages_elsewhere(&self) -> u64 {
         let units = self.threads.iter().map(|cache| cache.counters.of_pages());
         units.fold(self.remote_queue.counters.of_pages(), u64::wrapping_add)
     }
 
-    /// An event was set.
+    /// An event was recorded.
     pub(super) fn recorded(&self) {
         self.unrecorded.store(0, Ordering::Relaxed);
         less(&self.requested.events);
@@ -230,8 +232,8 @@ impl CacheSlot {
 /// Slots found in one step; few programs have more streams.
 const FIRST: usize = 64;
 
-/// A block that a stream keeps is at most one part in this many of its even share of what the arena holds. Pages for
-/// larger ones would lie idle in many streams.
+/// A block that a stream keeps is at most one part in this many of the stream's even share of what the arena holds.
+/// Pages for larger blocks would lie idle in many streams.
 const LARGEST_KEPT: u64 = 8;
 
 /// Cached large blocks together are at most one part in this many of what the arena holds.
@@ -240,9 +242,9 @@ const CACHED: u64 = 128;
 #[derive(Debug)]
 pub(super) struct CacheTable {
     pub(super) page_map: PageMap,
-    /// Larger blocks are no medium ones, in units.
+    /// The largest medium block, in units.
     pub(super) medium_limit: AtomicU32,
-    /// Larger blocks are not cached, in units.
+    /// The largest block that is cached, in units.
     pub(super) cached_limit: AtomicU32,
     first: [OnceLock<Box<CacheSlot>>; FIRST],
     rest: boxcar::Vec<Box<CacheSlot>>,
@@ -261,7 +263,7 @@ impl Default for CacheTable {
 }
 
 impl CacheTable {
-    /// Adds the next one. By one thread at a time.
+    /// Adds the next slot. Called by one thread at a time.
     pub(super) fn push(&self, thread: u64) -> CacheId {
         let slot = Box::new(CacheSlot {
             lock: BiasedLock::new(thread, StreamCache::default()),
@@ -288,8 +290,8 @@ impl CacheTable {
         id as CacheId
     }
 
-    /// Adjusts the sizes up to which blocks are cached and kept, to the number of caches and the bytes that the arena holds. With
-    /// one cache there is no limit: no other stream could use the block.
+    /// Adjusts the sizes up to which blocks are cached and kept to the number of caches and the bytes that the arena
+    /// holds. With one cache, blocks of any size are cached: no other stream could use them.
     pub(super) fn update_limits(&self, held: u64) {
         let caches = self.count() as u64;
         let limit = if caches <= 1 {
@@ -325,7 +327,7 @@ impl CacheTable {
         is_small(size) || slot.keeping.is_on() && self.is_medium(size)
     }
 
-    /// Whether streams may keep blocks of this size, which is no small one.
+    /// Whether streams may keep blocks of this size, which is not small.
     #[inline]
     pub(super) fn is_medium(&self, size: u32) -> bool {
         size <= self.medium_limit.load(Ordering::Relaxed)

@@ -57,10 +57,10 @@ const MOST_TAKEN: u64 = 32 << 20;
 pub struct CapturePool(Arc<Shared>);
 
 struct Shared {
-    /// Tells pools apart in graphs.
+    /// Identifies the pool in graphs.
     number: u64,
     arena: Arena,
-    /// Every launch of a graph of the pool comes after what is in this stream, and before what comes next.
+    /// Every launch of a graph of the pool is ordered after the work in this stream, and before its later work.
     stream: Stream,
     /// See [`AnyBuffer::turn`].
     turn: Arc<Lock<()>>,
@@ -71,7 +71,7 @@ struct Shared {
 struct State {
     /// Memory that graphs share.
     shared: Tlsf,
-    /// Memory of which each block is one graph's.
+    /// Memory whose blocks each belong to one graph.
     single: Tlsf,
     segments: Vec<DeviceBuffer<u8>>,
 }
@@ -148,7 +148,7 @@ impl Shared {
         if let Some(start) = found {
             return Ok(start * UNIT);
         }
-        // Not under the lock: the arena may end what keeps memory of this pool.
+        // Not under the lock: the arena may release something that holds memory of this pool.
         let segment = self.take(bytes as u64, held)?;
         let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
         let apart = Joins {
@@ -157,19 +157,19 @@ impl Shared {
         };
         let mut state = self.state();
         state.segments.push(segment);
-        // The block is at its beginning.
+        // The block is at the start of the segment.
         let heap = state.heap(is_alone);
         heap.add(start, whole, LastUse::FREE, size, apart);
         Ok(start * UNIT)
     }
 
-    /// Memory of the arena with room for so many bytes.
+    /// Memory of the arena with room for `bytes`.
     fn take(&self, bytes: u64, held: u64) -> Result<DeviceBuffer<u8>> {
         let resource = Resource::from(self.arena.clone());
         let least = bytes.next_multiple_of(GRANULE);
         let share = (held / 8).clamp(LEAST_TAKEN, MOST_TAKEN);
         let wanted = least.max(share.next_multiple_of(GRANULE));
-        // What can be asked for in one block of an arena fits a `usize`.
+        // The size of one block of an arena fits a `usize`.
         match resource.alloc(&self.stream, wanted as usize) {
             Err(error) if wanted > least && error.is_out_of_memory() => {
                 resource.alloc(&self.stream, least as usize)

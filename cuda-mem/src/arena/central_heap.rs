@@ -1,7 +1,7 @@
-//! The central heap: large blocks of all streams, and pages that no stream's cache has.
+//! The central heap: large blocks of all streams, and pages that belong to no stream's cache.
 //!
 //! A free block has one last user, or none: then it is clean. A stream takes its own blocks first and then clean ones,
-//! also several that lie side by side. So no request misses while a run of memory that the stream may use holds it.
+//! even several adjacent ones. So no request misses while a run of memory that the stream may use can hold it.
 
 #![forbid(unsafe_code)]
 
@@ -27,16 +27,16 @@ pub(super) struct CentralHeap {
     to_query: Vec<CacheId>,
 }
 
-/// What is known of the frees of one stream.
+/// What is known about the frees of one stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
-    /// Frees of this epoch or an earlier one are done, and the memory free for every stream.
+    /// Frees of this epoch or an earlier one are done, and their memory is free for every stream.
     done: u64,
     /// The epoch of the last free.
     newest: u64,
     /// Units freed since the last recorded event.
     unrecorded: u64,
-    /// Blocks that the stream asked for and others freed.
+    /// Blocks that the stream requested and others freed.
     freed_elsewhere: u32,
 }
 
@@ -67,8 +67,8 @@ impl CentralHeap {
         start
     }
 
-    /// The stream's own block that fits best, or else the clean one. Clean blocks are kept for other streams as long as
-    /// own ones will do: that keeps the arena from growing.
+    /// The best-fitting block of the stream's own, or else the best-fitting clean one. Clean blocks are left to other
+    /// streams while own ones suffice, which keeps the arena from growing.
     #[inline]
     fn best(&self, size: u32, own: CacheId) -> Option<Id> {
         let Tlsf {
@@ -171,7 +171,7 @@ impl CentralHeap {
         Ok(())
     }
 
-    /// How many blocks that the stream asked for were freed on other streams, since the last time that this was asked.
+    /// How many blocks that the stream requested were freed on other streams since the last call.
     pub(super) fn take_freed_elsewhere(&mut self, cache: CacheId) -> u32 {
         std::mem::take(&mut self.uses_mut(cache).freed_elsewhere)
     }
@@ -213,7 +213,7 @@ impl CentralHeap {
         }
     }
 
-    /// The stream is to be queried before the next allocation: not at once, because frees come in bursts, and one query
+    /// Has the stream queried before the next allocation. Not at once, because frees come in bursts, and one query
     /// after the last of them says as much as one after each.
     pub(super) fn query_later(&mut self, cache: CacheId) {
         if !self.to_query.contains(&cache) {
@@ -248,7 +248,7 @@ impl CentralHeap {
     }
 
     /// Records last users from now on, for a second cache or before memory goes back to the device. The first cache's
-    /// stream may have used all that is free until this epoch.
+    /// stream may have used all free memory until this epoch.
     pub(super) fn share(&mut self, first: CacheId, epoch: u64) {
         if std::mem::replace(&mut self.is_shared, true) {
             return;
@@ -288,7 +288,7 @@ impl CentralHeap {
         self.note_use(last_use, units);
     }
 
-    /// Removes pages for a cache, that lie side by side.
+    /// Removes adjacent pages for a cache.
     pub(super) fn take_pages(&mut self, own: CacheId, wanted: Pages) -> Option<FreePages> {
         let Tlsf {
             headers, classes, ..
@@ -315,7 +315,7 @@ impl CentralHeap {
         Some(pages)
     }
 
-    /// A block of another stream with such pages.
+    /// A block of another stream with that many pages.
     pub(super) fn pages_of_others(&self, own: CacheId, wanted: Pages) -> Option<SeenBlock> {
         let Tlsf {
             headers, classes, ..
@@ -367,21 +367,21 @@ impl CentralHeap {
             || owned.any(|user| classes.find(headers, user, size).is_some())
     }
 
-    /// Where the usable memory begins that ends here, so that growth extends it.
+    /// Where usable memory that ends here begins. Growth would extend it.
     pub(super) fn usable_tail(&self, end: u64, own: CacheId) -> Option<u64> {
         let last = self.heap.tail(end)?;
         let is_usable = self.heap.headers[last].last_use().is_usable_by(own);
         is_usable.then(|| self.run_around(last, own).start)
     }
 
-    /// Where the usable memory ends that begins here, so that what is put before extends it.
+    /// Where usable memory that begins here ends. Memory added before it would extend it.
     pub(super) fn usable_head(&self, start: u64, own: CacheId) -> Option<u64> {
         let first = self.heap.head(start)?;
         let is_usable = self.heap.headers[first].last_use().is_usable_by(own);
         is_usable.then(|| self.run_around(first, own).end)
     }
 
-    /// Notes how far a stream is: what it is done with becomes clean.
+    /// Notes the progress of a stream: memory that it is done with becomes clean.
     pub(super) fn note_done(&mut self, cache: CacheId, epoch: u64) {
         let uses = self.uses_mut(cache);
         if std::mem::replace(&mut uses.done, epoch) == epoch {
@@ -396,7 +396,7 @@ impl CentralHeap {
         }
     }
 
-    /// Notes that an event was recorded behind the frees of this epoch.
+    /// Notes that an event was recorded after the frees of this epoch.
     pub(super) fn note_event(&mut self, cache: CacheId, epoch: u64) {
         let uses = self.uses_mut(cache);
         if epoch >= uses.newest {
@@ -409,7 +409,7 @@ impl CentralHeap {
     }
 }
 
-/// How many pages a cache asks for, in units.
+/// How many pages a cache requests, in units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pages {
     pub(super) least: u64,
@@ -417,7 +417,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Those between two places, if there are enough.
+    /// The pages between two places, if there are enough.
     fn of(self, start: u64, end: u64) -> Option<FreePages> {
         let pages = pages_in(start, end, self.most);
         (pages.units >= self.least).then_some(pages)

@@ -15,28 +15,29 @@ pub(super) enum Home {
     Central,
 }
 
-/// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
+/// A block may be counted as allocated in one place and as freed in another, so what is live is the wrapping sum over
+/// all.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Units of blocks that users have, by their home.
+    /// Units of live blocks, by their home.
     of_pages: AtomicU64,
     of_central: AtomicU64,
-    /// Blocks that users have.
+    /// Live blocks.
     blocks: AtomicU64,
     /// Requests answered by the last-freed cache, and by the heap.
     last_freed: AtomicU64,
     heap: AtomicU64,
     /// Units in pages of the cache.
     held: AtomicU64,
-    /// Units that a cache keeps which cuts medium blocks from its pages.
+    /// Units that a cache keeps if it cuts medium blocks from its pages.
     kept_limit: AtomicU64,
     /// Units of the cached large block.
     cached_large: AtomicU64,
-    /// Free units when the cache was last scavenged and had no whole page.
+    /// Free units when the cache was last scavenged without a whole page in it.
     fruitless: AtomicU64,
 }
 
-/// Adds, where nobody else writes at the same time: no locked instruction.
+/// Adds without a locked instruction, because there is one writer at a time.
 #[inline]
 fn add(counter: &AtomicU64, change: u64) {
     let value = counter.load(Ordering::Relaxed);
@@ -69,7 +70,7 @@ impl Counters {
         self.change(home, u64::from(size).wrapping_neg(), u64::MAX);
     }
 
-    /// A block that was counted as freed is counted so elsewhere.
+    /// Undoes the count of a free, which is now counted elsewhere.
     pub(super) fn take_back_free(&self, size: u32, home: Home) {
         self.change(home, u64::from(size), 1);
     }
@@ -84,7 +85,7 @@ impl Counters {
         add(&self.blocks, blocks);
     }
 
-    /// The cached large block has this size; 0 is none.
+    /// The cached large block has this size; 0 means none.
     #[inline]
     pub(super) fn set_cached_large(&self, units: u32) {
         self.cached_large.store(u64::from(units), Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl Counters {
         self.held.store(units, Ordering::Relaxed);
     }
 
-    /// The cache gives up pages only beyond so many units.
+    /// The cache gives up pages only beyond this many units.
     #[inline]
     pub(super) fn set_kept_limit(&self, units: u64) {
         self.kept_limit.store(units, Ordering::Relaxed);
@@ -115,19 +116,19 @@ impl Counters {
         read(&self.held)
     }
 
-    /// Units of blocks from pages that users have, less those that were counted elsewhere when they were freed.
+    /// Units of live blocks from pages, as far as counted here: a free may be counted elsewhere.
     pub(super) fn of_pages(&self) -> u64 {
         read(&self.of_pages)
     }
 
-    /// Free units in pages of the cache. Of its blocks, so many more are counted `elsewhere`.
+    /// Free units in pages of the cache. `elsewhere` is the sum of other counters of its blocks.
     fn spare(&self, elsewhere: u64) -> u64 {
         let used = self.of_pages().wrapping_add(elsewhere);
         self.held().saturating_sub(used)
     }
 
     /// Whether the cache may have something that others could use: whole pages, or a large block. Fragments that had no
-    /// whole page the last time count only when there are more of them, unless the search is to be thorough.
+    /// whole page last time count only if there are more of them now, unless `thorough`.
     pub(super) fn has_spare(&self, thorough: bool, elsewhere: u64) -> bool {
         let spare = self.spare(elsewhere);
         let fruitless = read(&self.fruitless).min(spare);
@@ -141,12 +142,12 @@ impl Counters {
         self.fruitless.store(fruitless, Ordering::Relaxed);
     }
 
-    /// Blocks came back that may make whole pages of fragments.
+    /// Blocks came back that may turn fragments into whole pages.
     pub(super) fn expect_pages(&self) {
         self.fruitless.store(0, Ordering::Relaxed);
     }
 
-    /// Adds this to a sum: units and blocks that users have.
+    /// Units and blocks that are live, as terms of a sum over all counters.
     pub(super) fn live(&self) -> (u64, u64) {
         let units = read(&self.of_pages).wrapping_add(read(&self.of_central));
         (units, read(&self.blocks))

@@ -16,7 +16,7 @@ use crate::base::report;
 use crate::stream::Stream;
 use crate::stream::epoch;
 
-/// Remote frees that come to their cache together.
+/// Remote frees that are moved to their cache together.
 const MANY: usize = 64;
 
 impl Inner {
@@ -34,7 +34,7 @@ impl Inner {
         freed
     }
 
-    /// A free by a stream that has no cache yet, or of a block of another cache's pages. Not always rare, as
+    /// A free on a stream that has no cache yet, or of a block of another cache's pages. Not always rare, like
     /// [`allocate_slowly`](Self::allocate_slowly).
     #[cold]
     pub(super) fn deallocate_slowly(&self, address: u64, size: u32, stream: &Stream) -> Result<()> {
@@ -78,7 +78,7 @@ impl Inner {
         }
     }
 
-    /// Brings the blocks that were freed on other streams to the cache, many at a time.
+    /// Moves the blocks that were freed on other streams to their cache, many at a time.
     fn receive_remote_frees(&self, owner: CacheId) {
         let slot = self.slot(owner);
         let mut cache = slot.lock.lock(thread::number());
@@ -94,7 +94,7 @@ impl Inner {
         self.report_unknown_blocks();
     }
 
-    /// As if every cache looked for memory.
+    /// Moves all remote frees to their caches.
     pub(super) fn receive_all_remote_frees(&self) {
         for (_, slot) in self.caches.iter() {
             let mut cache = slot.lock.lock(thread::number());
@@ -164,7 +164,7 @@ impl Inner {
         };
         let old = cache.free(start, size, &slot.counters);
         let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
-        // The hook of reports may call into the arena.
+        // The report hook may call into the arena.
         drop(cache);
         if let Err(unknown) = settled {
             self.report_unknown(unknown);
@@ -196,7 +196,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees a small block as to the stream's cache, on a thread to which its lock is not biased.
+    /// Frees a small block of the stream's cache, on a thread to which the cache's lock is not biased.
     fn free_shared(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
         let (me, slot) = (thread::number(), self.slot(id));
         let own = slot.threads.of_thread(self.number, id, me);
@@ -211,7 +211,7 @@ impl Inner {
             }
         };
         let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
-        // The hook of reports may call into the arena.
+        // The report hook may call into the arena.
         drop(cache);
         if let Err(unknown) = settled {
             self.report_unknown(unknown);
@@ -244,14 +244,14 @@ impl Inner {
         }
     }
 
-    /// A block that was freed earlier turns out to be unknown. The present caller is not to blame, so this goes to the
-    /// hook.
+    /// A block that was freed earlier turns out to be unknown. The current caller is not to blame, so the report hook
+    /// gets it.
     #[cold]
     pub(super) fn report_unknown(&self, unknown: UnknownBlock) {
         report::failed("arena", &self.unknown(unknown));
     }
 
-    /// As [`report_unknown`](Self::report_unknown), of parked blocks. No lock may be held.
+    /// As [`report_unknown`](Self::report_unknown), for blocks that the slow path found. No lock may be held.
     pub(super) fn report_unknown_blocks(&self) {
         let unknown = std::mem::take(&mut *self.slow_path.unknown());
         for block in unknown {
@@ -267,9 +267,9 @@ impl Inner {
         ))
     }
 
-    /// Frees remote blocks of a cache to its heap, as far as they are done. With `stream`, which must be the cache's,
-    /// that is made to wait for the others. Streams that were busy the last time are queried only by force. Returns
-    /// whether any block came free.
+    /// Frees the completed remote frees of a cache to its heap. `stream`, if given, must be the cache's, and is made to
+    /// wait for the others. Streams that were busy last time are queried only with `force`. Returns whether any block
+    /// was freed.
     pub(super) fn reclaim_remote_frees(
         &self,
         state: &mut SlowState,
@@ -291,7 +291,7 @@ impl Inner {
             let epoch = last.entry(block.cache).or_default();
             *epoch = block.epoch.max(*epoch);
         }
-        // Frees of that stream up to this epoch come before what this cache's stream gets from now on.
+        // By other stream: its frees up to this epoch precede everything that this cache's stream gets from now on.
         let over: BTreeMap<CacheId, u64> = last
             .into_iter()
             .map(|(other, epoch)| {

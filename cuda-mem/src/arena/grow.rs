@@ -24,28 +24,29 @@ const MOST_GROWN: u64 = 16;
 const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
-    /// While the arena is small, or holds no more than it was to take at first, it grows before its streams are queried
-    /// or made to wait: the driver's pool takes as much for its first block. For streams that keep medium blocks it grows
-    /// as long as they have little more than they would keep: taking pages out of their caches would disturb all of them.
+    /// Whether to grow before streams are queried or made to wait: while the arena is small or within its initial
+    /// bytes, because the driver's pool takes as much for its first block. For a stream that keeps medium blocks, also
+    /// while the arena holds little more than what is live or would be kept, because taking pages out of the caches
+    /// would disturb all streams.
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
         let mut limit = self.small();
         if self.slot(id).keeping.is_on() {
             let wanted = self.wanted();
-            // Free memory is in fragments, and pages are on their way from one cache to another.
+            // Free memory is fragmented, and pages are in transit between caches.
             limit = limit.max(wanted + wanted / 8);
         }
         let held = self.backing.reserved().current();
         caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
     }
 
-    /// Bytes up to which growing is better than anything else.
+    /// Bytes up to which growing comes first.
     pub(super) fn small(&self) -> u64 {
         SMALL_ARENA.max(self.initial.load(Ordering::Relaxed))
     }
 
-    /// Bytes that the caches of all streams would keep, and that are in use elsewhere. What ended and idle streams
-    /// have in their caches is to be used instead.
+    /// Free bytes that all caches would keep, plus the live bytes. Caches of ended and idle streams do not count: their
+    /// memory is to be used instead.
     fn wanted(&self) -> u64 {
         let left = self.slow_state().left_caches().to_vec();
         let caches = self.caches.iter().filter(|(id, _)| !left.contains(id));
@@ -54,7 +55,8 @@ impl Inner {
             let held = slot.counters.held();
             let used = slot.counters.of_pages();
             let used = used.wrapping_add(slot.of_pages_elsewhere()).min(held);
-            // What a cache holds beyond that is for others: to count it would let the arena grow because it has grown.
+            // Memory that a cache holds beyond that is for others: counting it would make the arena grow because it has
+            // grown.
             let kept = slot.counters.kept_limit();
             if slot.keeping.is_on() {
                 kept.max(used) - used
@@ -65,14 +67,14 @@ impl Inner {
         units.sum::<u64>() * UNIT + self.stats().live
     }
 
-    /// As [`grow`](Self::grow), one thread at a time: what the last one got, and what was freed meanwhile, may be
-    /// enough for the next.
+    /// As [`grow`](Self::grow), one thread at a time: memory that the last one got, or that was freed meanwhile, may
+    /// suffice for the next.
     pub(super) fn grow_once(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
         self.grow_in_turn(id, size, stream, || true)
     }
 
-    /// As [`grow_once`](Self::grow_once), if growing still [comes first](Self::grows_first) when it is this thread's turn.
-    /// `None` also if not: else each thread that waited would go beyond the limit.
+    /// As [`grow_once`](Self::grow_once), if growing still [comes first](Self::grows_first) when this thread gets its
+    /// turn. Otherwise `None` too: each thread that waited would exceed the limit.
     pub(super) fn grow_first(
         &self,
         id: CacheId,
@@ -99,8 +101,8 @@ impl Inner {
         self.grow(id, size, stream)
     }
 
-    /// Takes memory from the backing, and a block of it. `None` if another thread took the free memory that the new one
-    /// was to extend.
+    /// Takes memory from the backing, and allocates a block of it. `None` if another thread took the free memory that
+    /// the new memory was to extend.
     fn grow(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
         let bytes = u64::from(size) * UNIT;
         if self.caches.cuts(self.slot(id), size) {
@@ -140,7 +142,7 @@ impl Inner {
         Ok(central.allocate(size, id, &self.central.counters))
     }
 
-    /// Where `room` bytes can be added, and how much free memory that the stream can use ends there, in bytes.
+    /// Where `room` bytes can be added, and how many free bytes usable by the stream end there.
     pub(super) fn frontier_and_tail(&self, room: u64, id: CacheId) -> (Option<u64>, u64) {
         let frontier = self.backing.frontier(room);
         let tail = frontier.and_then(|end| {
@@ -168,8 +170,8 @@ impl Inner {
         Ok(self.add_pages(id, pages, size))
     }
 
-    /// Memory from the backing: this many granules, and more where that succeeds, so that the next growth is far off;
-    /// unless memory is likely to move.
+    /// Memory from the backing: this many granules, and if possible more, so that the next growth is far off. Not more
+    /// if `is_exact`, when memory is likely to move.
     fn more(
         &self,
         frontier: Option<u64>,
@@ -199,7 +201,7 @@ impl Inner {
         Ok(grown)
     }
 
-    /// The bytes to begin with, if the device has them. Else they are never asked for.
+    /// The initial bytes, if the device has them. Otherwise 0, from then on.
     fn initial_of(&self, stream: &Stream) -> u64 {
         let initial = self.initial.load(Ordering::Relaxed);
         if initial == 0 {
@@ -221,7 +223,7 @@ impl Inner {
         }
     }
 
-    /// The device has no more memory. What is free and done goes back to it, and the request is tried once more.
+    /// The device is out of memory: gives free and completed memory back to it, and tries the request once more.
     #[cold]
     pub(super) fn last_resort(
         &self,
@@ -234,11 +236,11 @@ impl Inner {
             return Err(error);
         }
         let mut last = error;
-        // Nobody else takes what is released here, and no other thread is in the middle of releasing.
+        // No other thread takes what is released here, or is in the middle of releasing.
         let turn = self.backing.growing();
-        // Its errors matter less than the one that is there already.
+        // Its errors matter less than the original one.
         let _ = self.trim(0, Search::Thorough);
-        // What was busy may be done by now, and the device may give what was released.
+        // Busy memory may be done by now, and the device may now provide what was released.
         if let Some(start) = self.find_for(id, size, stream, &STEPS_WITHOUT_GROWTH) {
             return Ok(start * UNIT);
         }

@@ -5,7 +5,7 @@
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 
-/// The number of a header. Numbers are given again once a header has gone.
+/// The number of a header. The numbers of removed headers are reused.
 pub(super) type Id = u32;
 
 /// No header.
@@ -20,27 +20,27 @@ pub(super) enum State {
     Free,
     /// A sentinel at the start or end of a run of memory: no bytes, and never merged.
     Sentinel,
-    /// Nothing: its number is to be given again.
+    /// Nothing: its number can be reused.
     Vacant,
 }
 
-/// A block of memory. Kept to 32 bytes, because there is one for every live block and at most one
-/// more for the gap behind it, and so that none lies across two lines of the processor's cache. The lists of
-/// free blocks have their links elsewhere ([`SizeClasses`](super::size_classes::SizeClasses)).
+/// A block of memory. Limited to 32 bytes, because there is one per live block and at most one more for the gap behind
+/// it, and so that none straddles two cache lines. The links of the free lists are elsewhere
+/// ([`SizeClasses`](super::size_classes::SizeClasses)).
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct Header {
-    /// Where it starts, in units from address 0, times four, and the state.
+    /// Its start, in units from address 0, times four, plus the state.
     start: u64,
     /// In units.
     pub(super) size: u32,
     /// The neighbours by address.
     pub(super) before: Id,
     pub(super) after: Id,
-    /// Of a free block, the user of its last use; of a used one, the next in its chain of the
+    /// For a free block, the user of its last use; for a used one, the next in its chain of the
     /// [index](super::index::Index).
     user_or_next: u32,
-    /// Of a free block's last use; of a used one of the central heap, the cache that asked for it.
+    /// For a free block, the epoch of its last use; for a used one of the central heap, the cache that requested it.
     epoch: u64,
 }
 
@@ -107,7 +107,7 @@ impl Header {
         self.user_or_next = next;
     }
 
-    /// The cache that asked for it, if it is used.
+    /// The cache that requested it, if it is used.
     #[inline]
     pub(super) fn asker(&self) -> CacheId {
         self.epoch as CacheId
@@ -119,14 +119,14 @@ impl Header {
         self.epoch = cache.into();
     }
 
-    /// Its first units become another block's.
+    /// Removes its first units, which go to another block.
     #[inline]
     pub(super) fn move_start(&mut self, units: u32) {
         self.start += u64::from(units) << 2;
         self.size -= units;
     }
 
-    /// The unit behind its last one.
+    /// The unit after its last one.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start() + u64::from(self.size)
@@ -148,8 +148,8 @@ impl Headers {
             let next = self[id].after;
             self.vacant = (next != NONE).then_some(next);
             let place = &mut self[id];
-            // One by one: built on the stack and copied it would be read back in wider pieces than it was
-            // written, which processors wait for.
+            // Field by field: a header built on the stack would be copied with wider loads than its stores, which
+            // defeats store forwarding.
             place.start = header.start;
             place.size = header.size;
             place.before = header.before;
@@ -164,7 +164,7 @@ impl Headers {
     #[cold]
     fn push(&mut self, header: Header) -> Id {
         if self.all.len() == self.all.capacity() {
-            // By a sixteenth and not by half, because what is not used counts as bookkeeping.
+            // Only by a sixteenth, because unused capacity counts as bookkeeping.
             self.all.reserve_exact((self.all.len() / 16).max(64));
         }
         self.all.push(header);
@@ -187,12 +187,12 @@ impl Headers {
         self[after].before = before;
     }
 
-    /// Numbers are below this for now.
+    /// All current numbers are below this.
     pub(super) fn room(&self) -> usize {
         self.all.capacity()
     }
 
-    /// Bytes of the host that the headers take.
+    /// Host bytes that the headers take.
     pub(super) fn bytes(&self) -> usize {
         self.all.capacity() * size_of::<Header>()
     }

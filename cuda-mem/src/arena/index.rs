@@ -1,7 +1,7 @@
 //! Finds the header of a used block by its address.
 //!
-//! A hash table whose chains run through the headers, where a free block has its last use. A live block costs four to
-//! eight bytes here. The table does not shrink.
+//! A hash table whose chains run through the headers, in the field where a free block has its last user. A live block
+//! costs four to eight bytes here. The table does not shrink.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use super::header::{Headers, Id, NONE};
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// The first of each chain.
+    /// The first header of each chain.
     heads: Vec<Id>,
     len: usize,
 }
@@ -18,10 +18,10 @@ pub(super) struct Index {
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Index {
-    /// Whose chain an address is in. There must be chains.
+    /// The chain that an address belongs to. There must be at least one.
     #[inline]
     fn home(&self, start: u64) -> usize {
-        // The high bits are the well mixed ones.
+        // The high bits are mixed best.
         (start.wrapping_mul(SPREAD) >> 24) as usize & (self.heads.len() - 1)
     }
 
@@ -70,7 +70,7 @@ impl Index {
         None
     }
 
-    /// Takes out the header that starts here.
+    /// Removes the header that starts here.
     #[inline]
     pub(super) fn remove(&mut self, headers: &mut Headers, start: u64) -> Option<Id> {
         if self.len == 0 {
@@ -97,7 +97,7 @@ impl Index {
         None
     }
 
-    /// Bytes of the host that the index takes.
+    /// Host bytes that the index takes.
     pub(super) fn bytes(&self) -> usize {
         self.heads.capacity() * size_of::<Id>()
     }

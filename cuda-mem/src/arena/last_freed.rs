@@ -1,8 +1,9 @@
 //! The last-freed cache of a stream: blocks that have not gone back to the heap, so that the next request of the same
 //! size costs next to nothing.
 //!
-//! A cached block cannot merge with its neighbours, so few are kept: of each small size one, and some more as long as
-//! all together are no more than a page; of others what the stream's cache can spare. Programs that mix sizes free several blocks of one before they allocate as many.
+//! A cached block cannot merge with its neighbours, so few are kept: one of each small size, and a few more while all
+//! small ones take at most a page; of other sizes, what the stream's cache can spare. More than one helps programs that
+//! mix sizes: they free several blocks of one size before they allocate as many.
 
 #![forbid(unsafe_code)]
 
@@ -14,25 +15,25 @@ pub(super) const SMALL: u32 = 64;
 pub(super) const MEDIUM: u32 = 65536;
 /// The largest one in a small arena: 1 MiB.
 pub(super) const MEDIUM_AT_LEAST: u32 = 4096;
-/// Blocks of one size at most, and of larger ones that share a set.
+/// The most blocks of one small size, and of one set of larger ones.
 const DEPTH: usize = 4;
 /// Sets of blocks that are not small.
 const SETS: usize = 32;
 
-/// Whether blocks of this size are always cut from pages of their cache, and not from what all caches share.
+/// Whether blocks of this size are always cut from pages of a stream's cache, never from the central heap.
 #[inline]
 pub(super) fn is_small(size: u32) -> bool {
     size <= SMALL
 }
 
-/// A cached block, in units. Size 0 is none.
+/// A cached block, in units. Size 0 means none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Block {
     pub(super) start: u64,
     pub(super) size: u32,
 }
 
-/// Blocks of one small size, the last one on top.
+/// Blocks of one small size, the last freed on top.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stack {
     starts: [u64; DEPTH],
@@ -60,7 +61,7 @@ pub(super) struct LastFreed {
     /// By size.
     small: [Stack; SMALL as usize],
     larger: [Set; SETS],
-    /// In each.
+    /// Units in each.
     small_units: u64,
     larger_units: u64,
 }
@@ -76,8 +77,8 @@ impl Default for LastFreed {
     }
 }
 
-/// The number of the set for blocks of this size. The sizes that programs ask for are often round, so its low bits alone
-/// would not do.
+/// The number of the set for blocks of this size. Requested sizes are often round, so their low bits alone would not
+/// spread them.
 #[inline]
 fn set_of(size: u32) -> usize {
     (size.wrapping_mul(0x9e37_79b1) >> (u32::BITS - SETS.ilog2())) as usize

@@ -1,8 +1,8 @@
 //! The last use of a free block.
 //!
-//! A block that is freed records the stream's cache and the present epoch ([`epoch`](crate::stream::epoch)). Every stream may
-//! use it once that cache's stream has passed an event of that epoch or a later one. A free block has one last user or
-//! none: blocks of two users are not merged, so no block is left that neither of them may use.
+//! A freed block records the stream's cache and the current epoch ([`epoch`](crate::stream::epoch)). Any stream may use
+//! it once that cache's stream has passed an event of that epoch or a later one. A free block has one last user or
+//! none: blocks of two users are not merged, because neither of them could use the result at once.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use super::page_map::CacheId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct LastUse {
     pub(super) epoch: u64,
-    /// The cache's number plus one; 0: nobody.
+    /// The cache's number plus one; 0 for none.
     pub(super) user: u32,
 }
 
@@ -28,7 +28,7 @@ impl LastUse {
         }
     }
 
-    /// The last use of two blocks merged, if they may merge.
+    /// The last use of two merged blocks, if they may merge.
     #[inline]
     pub(super) fn join(self, other: Self) -> Option<Self> {
         (self.user == other.user).then(|| Self {

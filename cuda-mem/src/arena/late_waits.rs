@@ -4,8 +4,8 @@
 
 use super::sync::{AtomicU64, Ordering, fence};
 
-/// Every wait is counted before the turn to give back is tried. Whoever has the turn looks when it is through whether all
-/// were served, so that what a late wait has shown is given back too.
+/// Every wait is counted before its thread tries to get the turn to give back. At the end of its turn, a thread checks
+/// that all waits were served, so that memory shown to be done by a late wait is given back too.
 #[derive(Debug, Default)]
 pub(super) struct LateWaits {
     counted: AtomicU64,
@@ -13,21 +13,21 @@ pub(super) struct LateWaits {
 }
 
 impl LateWaits {
-    /// A wait has returned. To be called once for it, before the turn is tried.
+    /// Counts a wait that has returned. Called once per wait, before the turn is tried.
     pub(super) fn count(&self) {
         self.counted.fetch_add(1, Ordering::AcqRel);
-        // Either the turn is seen to be free after this, or `is_late` sees the count.
+        // Either this thread then sees that the turn is free, or `is_late` sees the count.
         fence(Ordering::SeqCst);
     }
 
-    /// To be called by the thread that has the turn, before it looks for what is done.
+    /// Called by the holder of the turn, before it searches for completed memory.
     pub(super) fn serve(&self) {
-        // A change, if by nothing, sees the latest count.
+        // A read-modify-write, even one that adds 0, sees the latest count.
         let counted = self.counted.fetch_add(0, Ordering::AcqRel);
         self.served.store(counted, Ordering::Relaxed);
     }
 
-    /// Whether a wait has come that nobody served yet. To be called when the turn has ended; whoever has it then serves.
+    /// Whether a wait is not yet served. Called when the turn has ended; its next holder serves the wait.
     pub(super) fn is_late(&self) -> bool {
         fence(Ordering::SeqCst);
         self.counted.load(Ordering::Relaxed) != self.served.load(Ordering::Relaxed)

@@ -5,13 +5,13 @@
 //! holds, an [`ArenaPin`] keeps memory in place whose address others hold, and a [`CapturePool`] serves captured
 //! streams. [`SleepContents`] is for arenas that release all physical memory and keep their addresses.
 
-// Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks are cut,
-// so that threads with streams of their own never meet; threads that share a stream have small caches in front of it
-// (`thread_cache`). Large blocks come from the central heap (`central_heap`), where those of all streams lie side by side.
-// Both are TLSF heaps (`tlsf`). A free block of the central heap knows its last use (`last_use`); for another stream the
-// arena finds out whether that is done, or makes the stream wait (`refill`). Locks are biased to the thread that uses them
-// most (`base::biased::lock`). The bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face
-// the driver.
+// Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks
+// are cut. So threads with their own streams never contend. Threads that share a stream also have small caches of their
+// own (`thread_cache`). Large blocks come from the central heap (`central_heap`), where those of all streams lie side
+// by side. Stream caches and the central heap are TLSF heaps (`tlsf`). A free block of the central heap has a last use
+// (`last_use`). Before another stream gets the block, the arena checks that this use is done, or makes the stream wait
+// (`refill`). Locks are biased to the thread that uses them most (`base::biased::lock`). The bookkeeping makes no
+// driver calls and has no unsafe code; `stream_progress` and `backing` talk to the driver.
 
 mod ahead;
 mod attached_stream;
@@ -53,7 +53,7 @@ mod trim;
 mod unrecorded;
 mod user_size_classes;
 
-/// What the notes of late waits are made of; a checker of the memory model puts its own in place.
+/// The atomics of `late_waits`; a memory-model checker substitutes its own.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
@@ -94,13 +94,13 @@ use page_map::CacheId;
 use pin::Pins;
 use slow_path::{SlowPath, SlowStateGuard};
 
-/// Blocks are multiples of so many bytes, and so aligned.
+/// Block sizes and addresses are multiples of this many bytes.
 const UNIT: u64 = 256;
-/// Memory moves between caches and the central heap in multiples of so many bytes. Each stream with small blocks has
-/// one page at least, so a large page would be dear where there are many streams.
+/// Memory moves between caches and the central heap in multiples of this many bytes. Each stream with small blocks has
+/// at least one page, so large pages would be expensive with many streams.
 const PAGE: u64 = 256 << 10;
 const PAGE_UNITS: u64 = PAGE / UNIT;
-/// The arena grows in multiples of so many bytes: what the driver maps at least.
+/// The arena grows in multiples of this many bytes, the least that the driver maps.
 const GRANULE: u64 = 2 << 20;
 const GRANULE_UNITS: u64 = GRANULE / UNIT;
 
@@ -147,20 +147,20 @@ pub struct Arena(Arc<Inner>);
 
 /// What all handles of an arena share.
 struct Inner {
-    /// Tells arenas apart in the notes that streams keep.
+    /// Identifies the arena in the slots of streams.
     number: u32,
     device: Option<Device>,
     properties: MemoryProperties,
     reuse: ReusePolicy,
-    /// Bytes that the first growth takes; 0 if nothing else is asked for, or if the device does not have them.
+    /// Bytes of the first growth; 0 if not set, or if the device has too little memory.
     initial: AtomicU64,
-    /// The arena may hold so many times what the program had at most before memory moves.
+    /// The arena may hold this many times the program's peak before memory moves.
     slack: f64,
-    /// The most bytes that the program was seen to have.
+    /// The highest demand of the program so far, in bytes.
     mark: AtomicU64,
     moves: Moves,
     pins: Pins,
-    /// Bytes that are kept when the program waits.
+    /// The release threshold: bytes kept when the program waits.
     threshold: AtomicU64,
     late_waits: LateWaits,
     backing: Arc<Backing>,
@@ -171,8 +171,8 @@ struct Inner {
     background: OnceLock<Background>,
 }
 
-/// The central heap behind its lock, and its counters, which are read without. On cache lines of its own, because every
-/// request reads what else is in [`Inner`].
+/// The central heap behind its lock, and its counters, which are read without it. On its own cache lines, because every
+/// request reads the other fields of [`Inner`].
 #[derive(Debug)]
 #[repr(align(128))]
 struct Central {
@@ -194,7 +194,7 @@ impl Central {
     }
 }
 
-/// There is no block in use that starts here, in units.
+/// No block in use starts at this unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct UnknownBlock {
     start: u64,
@@ -205,20 +205,21 @@ impl Inner {
         Item::new(LedgerKind::Arena, u64::from(self.number)).on(self.device)
     }
 
-    /// The stream's cache, if it is at hand.
+    /// The stream's cache, if it is noted in the stream's slot.
     #[inline]
     fn noted_cache(&self, stream: &Stream) -> Option<CacheId> {
         let note = stream.slot(self.number).load(Ordering::Relaxed);
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 
-    /// From the cache and the central heap. Streams on which much was freed are queried first.
+    /// Allocates from the cache or the central heap. Before it takes from the central heap, it queries the streams on
+    /// which much was freed.
     #[inline]
     fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
         self.try_allocate_after(id, size, || self.query_freed(&mut self.slow_state()))
     }
 
-    /// As [`try_allocate`](Self::try_allocate), with what queries the streams.
+    /// As [`try_allocate`](Self::try_allocate), with the function that queries the streams.
     #[inline]
     fn try_allocate_after(
         &self,
@@ -245,7 +246,7 @@ impl Inner {
                 self.take(id, size)
             };
         }
-        // Of large blocks one at most stands in front, and its size is known without the lock.
+        // At most one large block is cached, and its size can be read without the lock.
         if slot.counters.cached_large() == u64::from(size)
             && let Some(start) = slot.lock.lock(me).allocate_large(size, &slot.counters)
         {
@@ -264,7 +265,7 @@ impl Inner {
         if self.caches.is_medium(size) {
             slot.keeping
                 .came((self.number, id), central.is_waited_for(), || {
-                    // Where streams do not wait for each other, what one keeps is lost to the others.
+                    // If streams may not wait for each other, memory that one keeps is lost to the others.
                     self.may_wait().then(|| central.take_freed_elsewhere(id))
                 });
         }
@@ -276,7 +277,7 @@ impl Inner {
         central.allocate(size, id, counters)
     }
 
-    /// As a stream's cache allocates, for a thread to which its lock is not biased.
+    /// Allocates from a stream's cache, on a thread to which its lock is not biased.
     fn allocate_shared(&self, id: CacheId, size: u32) -> Option<u64> {
         let (me, slot) = (thread::number(), self.slot(id));
         if is_small(size)
@@ -288,7 +289,7 @@ impl Inner {
         slot.lock.lock(me).allocate(size, &slot.counters)
     }
 
-    /// The cache from whose pages a block was cut; none if it is one of the central heap.
+    /// The cache from whose pages a block was cut; `None` for a block of the central heap.
     #[inline]
     fn owner_of(&self, address: u64, size: u32) -> Option<CacheId> {
         if size > MEDIUM {
@@ -307,7 +308,7 @@ impl Inner {
     }
 }
 
-/// How many units so many bytes take. Layouts are at most half of what a `usize` says.
+/// The number of units that `bytes` take. A layout has at most `isize::MAX` bytes.
 #[inline]
 fn units(bytes: usize) -> Option<u32> {
     u32::try_from((bytes as u64).div_ceil(UNIT)).ok()
@@ -381,10 +382,10 @@ impl Arena {
     }
 }
 
-// SAFETY: a block is whole units of memory that the arena has, and is in no other block until it was given
-// back (`heap`). It becomes its stream's once all earlier users are before that point of the stream: it was
-// freed in the order of that stream, or the stream was made to wait, or the host saw the end (`refill`).
-// Pages start at multiples of 256 KiB, and units are 256 bytes.
+// SAFETY: a block is whole units of the arena's memory, and overlaps no other block until it is freed (`tlsf`). A
+// stream gets it only once it is ordered after all earlier uses: the block was freed on that stream, or the stream was
+// made to wait, or the host saw those uses end (`refill`). Pages start at multiples of 256 KiB, and units are 256
+// bytes.
 unsafe impl MemoryResource for Arena {
     #[inline]
     #[track_caller]

@@ -1,4 +1,4 @@
-//! Physical memory that moves: what is free and done elsewhere is mapped where the arena grows, so that less is made anew.
+//! Moves of physical memory: free and completed chunks are mapped where the arena grows, so that less is newly created.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,24 +9,24 @@ use super::{GRANULE, Inner, UNIT, thread};
 use crate::stream::context::Context;
 use crate::stream::epoch;
 
-/// Growths beyond the slack, and when the next one is to look for memory that can move.
+/// When a growth beyond the slack searches for memory that can move.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    /// Looks in a row that found nothing.
+    /// Fruitless searches in a row.
     vain: AtomicU32,
-    /// Growths that do not look.
+    /// Growths left that skip the search.
     rest: AtomicU32,
 }
 
-/// Fruitless looks in a row after which growths rest from looking: each look queries all streams.
+/// Fruitless searches in a row after which growths skip searches: each search queries all streams.
 const PATIENCE: u32 = 8;
-/// Bytes that are worth a look.
+/// Free bytes that are worth a search.
 const MUCH: u64 = 32 << 20;
-/// At most 2 to this power of growths rest.
+/// At most 2 to this power growths skip their search.
 const LONGEST_REST: u32 = 6;
 
 impl Moves {
-    /// For the thread that has the turn to grow.
+    /// The caller holds the turn to grow.
     fn is_due(&self) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         self.rest.store(rest.saturating_sub(1), Ordering::Relaxed);
@@ -44,7 +44,7 @@ impl Moves {
         self.rest.store(rest, Ordering::Relaxed);
     }
 
-    /// Whether looks found something lately, so that the arena should grow by no more than it must.
+    /// Whether recent searches found something, so that the arena should grow by no more than it must.
     pub(super) fn are_likely(&self) -> bool {
         self.vain.load(Ordering::Relaxed) < PATIENCE
     }
@@ -53,17 +53,17 @@ impl Moves {
 /// Where memory is to be added.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The address, behind all that is mapped or in a gap.
+    /// The address: after everything that is mapped, or in a gap.
     pub(super) address: u64,
-    /// From here to the address lies free memory that the request can use.
+    /// Free memory that the request can use reaches from here to the address.
     pub(super) usable_from: u64,
 }
 
 impl Inner {
-    /// Records the current demand: live blocks, the requested bytes, and freed memory that is not known to be done. Returns
-    /// the highest demand so far.
+    /// Records the current demand: live blocks, the requested bytes, and freed memory that is not known to be done.
+    /// Returns the highest demand so far.
     pub(super) fn note_demand(&self, request: u64) -> u64 {
-        // Before what is live: a block that is freed meanwhile is missed rather than counted twice.
+        // Read before the live bytes: a block freed in between is missed rather than counted twice.
         let not_done = self.not_done();
         let held = self.backing.reserved().current();
         let has = (not_done + self.stats().live).min(held) + request;
@@ -93,13 +93,13 @@ impl Inner {
         held > self.small() && held as f64 > mark as f64 * self.slack
     }
 
-    /// Moves chunks that are free and done to a place, up to so many bytes or a little more. Returns how many came. For
-    /// the thread that has the turn to grow.
+    /// Moves free and completed chunks to a place, up to `bytes` or slightly more. Returns the bytes moved. The caller
+    /// holds the turn to grow.
     #[cold]
     pub(super) fn move_to(&self, place: Place, bytes: u64, context: &Context) -> u64 {
         let may_move = self.may_query() && self.backing.can_move();
         let free = self.free_bytes();
-        // Where little is free a look finds nothing, and says nothing about later ones.
+        // With little free memory a search finds nothing, which says nothing about later searches.
         let is_much = free >= bytes.min(MUCH);
         let (moved, movable) = if may_move && is_much && self.moves.is_due() {
             self.move_up_to(place, bytes, context)
@@ -115,7 +115,7 @@ impl Inner {
         moved
     }
 
-    /// How many bytes came, and how many could have been moved.
+    /// Returns the bytes moved, and the bytes that could have been moved.
     fn move_up_to(&self, place: Place, bytes: u64, context: &Context) -> (u64, u64) {
         let (chunks, movable) = self.take_movable(place, bytes);
         let moved = self.move_chunks(chunks, place, context);
@@ -123,7 +123,7 @@ impl Inner {
         (moved, movable)
     }
 
-    /// Moves chunks that [`take_movable`](Self::take_movable) returned. Returns how many bytes came.
+    /// Moves chunks that [`take_movable`](Self::take_movable) returned. Returns the bytes moved.
     pub(super) fn move_chunks(&self, chunks: Vec<Chunk>, place: Place, context: &Context) -> u64 {
         chunks.into_iter().fold(0, |moved, chunk| {
             let came = self.move_chunk(chunk, place.address + moved, context);
@@ -131,9 +131,9 @@ impl Inner {
         })
     }
 
-    /// Moves a chunk that was [taken](Self::take_to_move). It is free again where it is then. `None` if it did not come.
+    /// Moves a chunk that was [taken](Self::take_to_move), and frees it where it then is. `None` if the move failed.
     pub(super) fn move_chunk(&self, chunk: Chunk, to: u64, context: &Context) -> Option<Chunk> {
-        // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
+        // SAFETY: the chunk is not in the bookkeeping, and all work that used it is done.
         let came = unsafe { self.backing.relocate(chunk, to, context) };
         self.pins.has_left(chunk);
         if came.is_some() {
@@ -144,8 +144,8 @@ impl Inner {
         came
     }
 
-    /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more. Says also how many
-    /// bytes are in such chunks.
+    /// Removes free and completed chunks from the bookkeeping, up to `bytes` or slightly more. Also returns the total
+    /// bytes of such chunks.
     pub(super) fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
         self.with_movable(|found| {
             let movable = found.iter().map(|chunk| chunk.bytes).sum();
@@ -165,7 +165,8 @@ impl Inner {
         })
     }
 
-    /// Calls this with the chunks that are free and done: from the small places first, which serve fewer requests.
+    /// Calls `use_them` with the free and completed chunks: those in small places first, because these serve fewer
+    /// requests.
     pub(super) fn with_movable<T>(&self, use_them: impl FnOnce(Vec<Chunk>) -> T) -> T {
         let me = thread::number();
         let mut state = self.slow_state();
@@ -185,7 +186,7 @@ impl Inner {
         result
     }
 
-    /// Takes a chunk out of the bookkeeping. `false` if another thread has taken a part of it, or it has to stay.
+    /// Removes a chunk from the bookkeeping. `false` if another thread has taken part of it, or it is pinned.
     pub(super) fn take_to_move(&self, chunk: Chunk) -> bool {
         let mut central = self.central.lock(thread::number());
         let is_taken = central.give_away(chunk.address / UNIT, chunk.bytes / UNIT);
@@ -193,7 +194,7 @@ impl Inner {
         is_taken && self.may_leave(chunk)
     }
 
-    /// Whether a chunk that was taken out of the bookkeeping may move or go back. If not, it is free again.
+    /// Whether a chunk that was removed from the bookkeeping may move or be released. If not, it is free again.
     pub(super) fn may_leave(&self, chunk: Chunk) -> bool {
         let may_leave = self.pins.may_leave(chunk);
         if !may_leave {
@@ -202,13 +203,13 @@ impl Inner {
         may_leave
     }
 
-    /// A chunk that was to move stays where it is.
+    /// Frees a chunk that was taken to be moved, but stays where it is.
     pub(super) fn put_back(&self, chunk: Chunk) {
         self.pins.has_left(chunk);
         self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
     }
 
-    /// Granules for so many bytes.
+    /// The number of granules that `bytes` take.
     pub(super) fn granules(bytes: u64) -> u64 {
         bytes.div_ceil(GRANULE)
     }

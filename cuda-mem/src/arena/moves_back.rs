@@ -1,4 +1,4 @@
-//! Memory that moves back to where it was, so that it touches other free memory. It is still mapped there: no driver call is
+//! Moves of memory back to where it was, next to other free memory. It is still mapped there, so no driver call is
 //! made.
 
 use std::collections::BTreeSet;
@@ -8,10 +8,10 @@ use super::page_map::CacheId;
 use super::{Inner, UNIT, thread};
 use crate::stream::context::Context;
 
-/// How much more than is missing may come: pieces do not end where a request does.
+/// How many bytes beyond the missing ones may move: pieces do not end where a request does.
 const MORE: u64 = 128 << 20;
 
-/// Memory that can go back to where it was.
+/// Memory that can move back to where it was.
 #[derive(Clone, Copy, Debug)]
 struct Return {
     chunk: Chunk,
@@ -26,8 +26,8 @@ impl Return {
 
 impl Inner {
     /// Moves free and completed chunks back to their earlier addresses if that makes `bytes` contiguous. Moves at most
-    /// [`MORE`] bytes beyond `missing`, which is what a move to the end would need; beyond that, the move to the end splits
-    /// less free memory. Returns whether it moved any. The caller has the turn to grow.
+    /// [`MORE`] bytes beyond `missing`, which is what a move to the end would need; beyond that, the move to the end
+    /// splits less free memory. Returns whether that succeeded. The caller holds the turn to grow.
     #[cold]
     pub(super) fn move_back(
         &self,
@@ -61,7 +61,7 @@ impl Inner {
         })
     }
 
-    /// The shortest part of a row that makes such a place, together with the free memory that it touches.
+    /// The shortest part of a row that, with the free memory it touches, makes `bytes` contiguous.
     fn fewest<'a>(&self, row: &'a [Return], bytes: u64, own: CacheId) -> Option<&'a [Return]> {
         let (first, last) = (row.first()?, row.last()?);
         let central = self.central.lock(thread::number());
@@ -76,7 +76,7 @@ impl Inner {
             };
             let start = if from.to == first.to { before } else { from.to };
             let end = if to.to == last.to { behind } else { to.end() };
-            // Memory that is there already cannot come.
+            // Memory that is there already cannot move there.
             let is_foreign = |part: &Return| part.chunk.end() <= start || part.chunk.address >= end;
             end - start >= bytes && part.iter().all(is_foreign)
         };
@@ -87,7 +87,7 @@ impl Inner {
 
     fn send_back(&self, place: &[Return], context: &Context) -> bool {
         place.iter().all(|one| {
-            // Another thread may have taken a part of it; what is back already stays there.
+            // Another thread may have taken part of it; memory that has moved back stays there.
             self.take_to_move(one.chunk) && self.move_chunk(one.chunk, one.to, context).is_some()
         })
     }

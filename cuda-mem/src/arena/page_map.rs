@@ -1,7 +1,7 @@
 //! The page map: which stream cache a page of memory belongs to, by address.
 //!
-//! Two levels: a table of leaves, and leaves of 16 GiB that are made when memory in them comes to a cache.
-//! Four bytes a page, and reading is two loads.
+//! Two levels: a table of leaves, and leaves of 16 GiB each, created when a cache first gets memory in them. Four bytes
+//! per page; a lookup is two loads.
 
 #![forbid(unsafe_code)]
 
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::PAGE;
 
-/// Pages a leaf.
+/// Pages per leaf.
 const LEAF: usize = 1 << 16;
-/// Leaves, for addresses of 48 bits.
+/// Leaves, for 48-bit addresses.
 const LEAVES: usize = (1 << 48) / (LEAF * PAGE as usize);
 
 /// The number of a cache.
@@ -27,11 +27,11 @@ impl Default for PageMap {
     }
 }
 
-/// The entry of a page that no cache has.
+/// The entry of a page that belongs to no cache.
 const NOBODY: u32 = 0;
 
 impl PageMap {
-    /// The cache that has the page of this address.
+    /// The cache that owns the page of this address.
     #[inline]
     pub(super) fn cache_of(&self, address: u64) -> Option<CacheId> {
         let page = (address / PAGE) as usize;

@@ -14,14 +14,14 @@ use crate::base::report;
 use crate::stream::Stream;
 use crate::stream::epoch;
 
-/// A block that was freed and is parked.
+/// A freed block that is parked.
 #[derive(Debug)]
 pub(super) struct ParkedFree {
     start: u64,
     size: u32,
     /// The stream that freed it, and when.
     last_use: LastUse,
-    /// The other streams that used it until then and are not known to be done.
+    /// The other streams that used it before that, and are not known to be done.
     others: Vec<CacheId>,
 }
 
@@ -44,7 +44,7 @@ impl ParkedUnits {
 }
 
 impl Inner {
-    /// Frees a block in the order of a stream, and after what is in other streams now. No stream is made to wait.
+    /// Frees a block on a stream, and after all work that is now in the other streams. No stream is made to wait.
     pub(super) fn deallocate_after(
         &self,
         address: u64,
@@ -56,7 +56,7 @@ impl Inner {
             return Err(Error::forked());
         }
         let id = self.cache_of(stream, For::Free)?;
-        // All are asked before anything is done.
+        // All streams are checked before anything changes.
         let others = others.iter().map(|other| self.cache_of(other, For::Free));
         let mut others: Vec<CacheId> = others.collect::<Result<_>>()?;
         others.sort_unstable();
@@ -77,8 +77,8 @@ impl Inner {
         self.note_free(start)
             .map_err(|unknown| self.unknown(unknown))?;
         for other in &others {
-            // So that what comes later on that stream need not be done for this block. Where no event can be recorded
-            // now, the next query or wait does it.
+            // Later work on that stream then does not delay this block. If no event can be recorded now, the next query
+            // or wait records one.
             let progress = &mut state.streams[*other as usize];
             if progress.recorded() < epoch {
                 progress.record_batch();
@@ -95,7 +95,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Counts a block as freed that stays where it is.
+    /// Counts a block as freed, but leaves it where it is.
     fn note_free(&self, start: u64) -> Result<(), UnknownBlock> {
         let me = thread::number();
         if let Some(owner) = self.caches.page_map.cache_of(start * UNIT) {
@@ -111,7 +111,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees what is parked and done by now, as far as is known. Returns whether there was any.
+    /// Frees the parked blocks that are known to be done. Returns whether there were any.
     pub(super) fn release_parked(&self, state: &mut SlowState) -> bool {
         let SlowState {
             parked, streams, ..
@@ -161,8 +161,8 @@ impl Inner {
         }
     }
 
-    /// Queries the streams that parked blocks wait for, and frees what is done. Streams that were busy the last time are
-    /// queried only by force.
+    /// Queries the streams that parked blocks wait for, and frees what is done. Streams that were busy last time are
+    /// queried only with `force`.
     pub(super) fn query_parked(&self, state: &mut SlowState, force: bool) -> bool {
         let mut until: BTreeMap<CacheId, u64> = BTreeMap::new();
         for block in &state.parked {
@@ -183,7 +183,7 @@ impl Inner {
         self.release_parked(state)
     }
 
-    /// Makes the stream wait for the other users of blocks that it freed, which are its own then.
+    /// Makes the stream wait for the other users of blocks that it freed. These blocks are then its own.
     pub(super) fn wait_for_parked(
         &self,
         state: &mut SlowState,
@@ -202,7 +202,7 @@ impl Inner {
                 !self.wait_for(state, id, of_other, stream)
             });
             if block.others.len() < before {
-                // What the stream waited for comes before its next allocation, not before that free.
+                // The wait precedes the stream's next allocation, not that earlier free.
                 block.last_use = LastUse::new(id, epoch::now());
             }
         }

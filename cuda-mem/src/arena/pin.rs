@@ -11,21 +11,21 @@ use super::backing::Chunk;
 use super::{Arena, Inner};
 use crate::base::error::{Bytes, Error, ErrorKind, Result};
 
-/// Which pieces of memory are pinned, and which are on their way elsewhere. Neither may become the other.
+/// Which pieces of memory are pinned, and which are being moved or given back. A piece is never both.
 #[derive(Debug, Default)]
 pub(super) struct Pins(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the address of the piece: how many pins it has.
+    /// The number of pins of each piece, by its address.
     pinned: BTreeMap<u64, u32>,
-    /// How often: an upstream may hand out again what another thread is just done with giving back.
+    /// A count, because an upstream may hand out a block again before the thread that gave it back has noted that.
     leaving: BTreeMap<u64, u32>,
-    /// All memory is on its way.
+    /// All memory is being given back.
     is_refused: bool,
 }
 
-/// While it lives, nothing is pinned.
+/// While it lives, nothing can be pinned.
 pub(super) struct Unpinned<'a>(&'a Pins);
 
 impl Drop for Unpinned<'_> {
@@ -39,7 +39,7 @@ impl Pins {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A chunk is to move or to go back. Not if it is pinned.
+    /// Marks a chunk that is to move or to be given back. `false` if it is pinned.
     pub(super) fn may_leave(&self, chunk: Chunk) -> bool {
         let mut state = self.state();
         let may_leave = !state.pinned.contains_key(&chunk.address);
@@ -49,7 +49,7 @@ impl Pins {
         may_leave
     }
 
-    /// It has left, or it stays.
+    /// The chunk has left, or it stays.
     pub(super) fn has_left(&self, chunk: Chunk) {
         let leaving = &mut self.state().leaving;
         if let Some(times) = leaving.get_mut(&chunk.address) {
@@ -60,7 +60,7 @@ impl Pins {
         }
     }
 
-    /// From now on nothing is pinned, if nothing is. For one thread at a time.
+    /// Refuses pins from now on. Fails if anything is pinned. Called by one thread at a time.
     pub(super) fn refuse(&self) -> Result<Unpinned<'_>> {
         let mut state = self.state();
         if !state.pinned.is_empty() {
@@ -153,7 +153,7 @@ impl Arena {
         };
         let end = address.checked_add(bytes).filter(|_| bytes > 0);
         let end = end.ok_or_else(refused)?;
-        // Nothing begins to leave while it is looked at.
+        // Under the lock, so that nothing begins to leave meanwhile.
         let mut state = self.0.pins.state();
         let mut pieces = Vec::new();
         let mut at = address;

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// Runs a test on so many values, fewer under Miri. One that fails is made as short as it can be.
+/// Runs a test on `count` values, fewer under Miri. A failing value is shrunk.
 pub(crate) fn cases<S: Strategy>(
     count: u32,
     strategy: &S,

@@ -67,15 +67,15 @@ impl RecordedEvent {
 /// The events recorded in a stream.
 #[derive(Debug, Default)]
 pub(super) struct RecordedEvents {
-    /// Not known to be reached, by their epochs.
+    /// Not known to be reached, in the order of their epochs.
     pending: VecDeque<RecordedEvent>,
-    /// To be recorded again.
+    /// For reuse.
     spare: Vec<Event>,
 }
 
-/// Events that are kept to be recorded again.
+/// The most events that are kept for reuse.
 const SPARE: usize = PENDING;
-/// Pending events at a time. One more, and every second one is given up.
+/// The most pending events. With one more, every second one is given up.
 const PENDING: usize = 64;
 
 impl RecordedEvents {
@@ -115,7 +115,7 @@ impl RecordedEvents {
         }
     }
 
-    /// Finds the last event that is reached. Returns its epoch, if there is one.
+    /// Finds the last event that is reached, and returns its epoch.
     pub(super) fn reach(&mut self, calls: &DriverCalls) -> Option<u64> {
         let mut last = None;
         while let Some(first) = self.pending.front() {
@@ -131,7 +131,8 @@ impl RecordedEvents {
         last
     }
 
-    /// How many events are reached, if the first is. They are reached in order, so few have to be queried.
+    /// How many events are reached, given that the first is. Events are reached in order, so a binary search queries
+    /// few.
     fn reached_behind_first(&self, calls: &DriverCalls) -> usize {
         let is_done = |place: usize| {
             calls.count(1);
@@ -152,7 +153,7 @@ impl RecordedEvents {
         reached
     }
 
-    /// Something else has shown that the stream is past this epoch.
+    /// Removes the events up to this epoch: something else has shown that the stream is past it.
     pub(super) fn pass(&mut self, epoch: u64) {
         while self
             .pending
@@ -163,7 +164,7 @@ impl RecordedEvents {
         }
     }
 
-    /// Takes the first event away, and returns its epoch.
+    /// Removes the first event, and returns its epoch.
     fn reuse_first(&mut self) -> Option<u64> {
         let first = self.pending.pop_front()?;
         self.keep(first.event);
@@ -176,8 +177,8 @@ impl RecordedEvents {
         }
     }
 
-    /// Makes a stream wait for the first event of this epoch or a later one. Returns its epoch, or nothing if there is
-    /// none.
+    /// Makes a stream wait for the first event of this epoch or a later one. Returns its epoch; `None` if there is no
+    /// such event.
     pub(super) fn make_wait(
         &self,
         stream: &Stream,
@@ -197,7 +198,7 @@ impl RecordedEvents {
         self.pending.is_empty()
     }
 
-    /// The epoch of the last one.
+    /// The epoch of the last event.
     pub(super) fn last(&self) -> Option<u64> {
         self.pending.back().map(|event| event.epoch)
     }

@@ -1,5 +1,5 @@
-//! Misses: neither the stream's cache nor the central heap has a block for it. The steps that find one before the arena
-//! grows.
+//! Misses: neither the stream's cache nor the central heap has a usable block. These are the steps that find one before
+//! the arena grows.
 
 use std::alloc::Layout;
 
@@ -17,7 +17,7 @@ use crate::stream::Stream;
 /// Attempts of a request that makes the arena grow while other threads take the memory.
 const TRIES: u32 = 16;
 
-/// Attempts of a request that finds memory and loses it to other threads, whose requests it serves.
+/// Attempts of a request that finds memory and loses it to other threads, whose requests are then served.
 const LOST: u32 = 10_000;
 
 /// What was found for a request.
@@ -38,7 +38,7 @@ impl From<Option<u64>> for Found {
 /// The steps of a miss, those that disturb least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Take what waits of the program have shown to be done.
+    /// Take memory that the program's own waits have shown to be done.
     NoteWaits,
     /// Grow, while the arena is small.
     Grow,
@@ -48,7 +48,7 @@ pub(super) enum Step {
     Scavenge,
     /// Make the stream wait for another one.
     Wait,
-    /// Query all streams, also those that were busy the last time, since the next step is to grow.
+    /// Query all streams, including those that were busy last time, since the next step is to grow.
     QueryAll,
     /// Make the stream wait for several others.
     WaitForAll,
@@ -91,8 +91,8 @@ impl Inner {
         central.note_event(id, progress.recorded());
     }
 
-    /// A request that neither the stream's cache nor the central heap answers. Not always rare: streams that take
-    /// memory from each other come here often. The attribute keeps the fast path straight.
+    /// A request that neither the stream's cache nor the central heap can serve at once. Not always rare: streams that
+    /// take memory from each other come here often. The `cold` attribute keeps the fast path straight.
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
@@ -174,7 +174,7 @@ impl Inner {
             return match self.grow_first(id, size, stream) {
                 Ok(Some(start)) => Found::Block(start),
                 Ok(None) => Found::Lost,
-                // Other steps may still find enough; if not, growing fails again and says why.
+                // Other steps may still find enough; if not, growing fails again and reports why.
                 Err(_) => Found::Nothing,
             };
         }
@@ -191,8 +191,8 @@ impl Inner {
             Step::QueryAll => {
                 self.query_all(&mut state);
                 self.query_parked(&mut state, true);
-                // From now on streams are queried as they free: memory that is not known to be done does not merge
-                // with that of other streams. An only stream needs nothing from others.
+                // From now on streams are queried as they free: memory that is not known to be done does not merge with
+                // that of other streams. A single stream needs nothing from others.
                 let several = self.caches.count() > 1;
                 for (cache, slot) in self.caches.iter().filter(|_| several) {
                     slot.requested.queries();
@@ -230,7 +230,7 @@ impl Inner {
             Step::Query => self.query(&mut state, id, size).into(),
             Step::Scavenge => {
                 let taken = self.take(id, size);
-                // What caches gave up may be done too.
+                // Scavenged memory may be done too.
                 let look = || self.query(&mut state, id, size);
                 taken
                     .or_else(|| self.may_query().then(look).flatten())
@@ -241,11 +241,12 @@ impl Inner {
         }
     }
 
-    /// Frees what came back to other caches, and gives whole pages of it to the central heap.
+    /// Frees the remote frees of other caches that are done, and moves whole pages to the central heap.
     fn reclaim_everywhere(&self, state: &mut SlowState, own: CacheId, force: bool) {
         let mut any = false;
         for (id, slot) in self.caches.iter() {
-            // Those of the own cache that are whole have not gone to the central heap yet.
+            // The own cache's remote frees are reclaimed already, but its whole pages have not gone to the central heap
+            // yet.
             let waits = id != own && slot.has_waiting();
             any |= waits && self.reclaim_remote_frees(state, id, None, force);
         }
@@ -259,7 +260,7 @@ impl Inner {
         }
     }
 
-    /// A block of the central heap as it is, or pages of it for a small one.
+    /// A block of the central heap in its current state, or of pages from it for a small one.
     pub(super) fn take(&self, id: CacheId, size: u32) -> Option<u64> {
         let slot = self.slot(id);
         let mut central = self.central.lock(thread::number());
@@ -275,9 +276,9 @@ impl Inner {
         central.allocate(size, id, &self.central.counters)
     }
 
-    /// Notes what waits of the program have shown. No driver call.
+    /// Notes the progress that the program's own waits have shown. No driver call.
     fn note_waits(&self, state: &mut SlowState) {
-        // Dropping events is not for the central heap's lock.
+        // Events must not be dropped under the central heap's lock.
         state
             .streams
             .iter_mut()
@@ -288,8 +289,8 @@ impl Inner {
         }
     }
 
-    /// Makes a stream record events behind its frees, so that others can see what is done. Where the policy lets them
-    /// wait instead, an event is recorded when one is needed.
+    /// Makes a stream record events after its frees, so that others can see what is done. If the policy lets them wait
+    /// instead, an event is recorded when one is needed.
     pub(super) fn request_events(&self, cache: CacheId) {
         if !self.may_wait() {
             self.slot(cache).requested.events();
@@ -352,7 +353,7 @@ impl Inner {
         Found::Block(start)
     }
 
-    /// Makes the stream wait for the last user of a block. Returns whether the stream comes after that use.
+    /// Makes the stream wait for the last user of a block. Returns whether the stream is ordered after that use.
     pub(super) fn wait_for(
         &self,
         state: &mut SlowState,
@@ -406,7 +407,7 @@ impl Inner {
         }
         let mut central = self.central.lock(me);
         if pages {
-            // A block that was found done meanwhile may be part of a larger one.
+            // A block that was found done meanwhile may have merged into a larger one.
             let wanted = self.pages_for(id, size);
             let pages = central.take_pages_at(place, wanted);
             let pages = pages.or_else(|| central.take_pages(id, wanted));
@@ -414,7 +415,7 @@ impl Inner {
             let start = pages.and_then(|pages| self.add_pages(id, pages, size));
             return self.taken_over(start);
         }
-        // A block that was found done meanwhile may be part of a larger one.
+        // A block that was found done meanwhile may have merged into a larger one.
         let taken = central.allocate_at(place, size, id, &self.central.counters);
         let start = if taken {
             Some(place.start)

@@ -1,5 +1,5 @@
-//! Blocks of a stream cache's pages that were freed on other streams, on their way to the cache. The threads that free
-//! them meet here and not at the cache's lock, which would be taken away from the thread that it is biased to.
+//! Blocks of a stream cache's pages that were freed on other streams and have not reached the cache yet. The threads
+//! that free them contend here and not for the cache's lock, whose bias they would revoke.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use super::stream_cache::RemoteFree;
 
 #[derive(Debug, Default)]
 pub(super) struct RemoteQueue {
-    /// With their sizes, as the callers said.
+    /// With their sizes, as given by the callers.
     blocks: Mutex<Vec<(RemoteFree, u32)>>,
     len: AtomicUsize,
     /// Written under the lock.

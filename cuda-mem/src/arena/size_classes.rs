@@ -1,22 +1,21 @@
-//! The lists of free blocks by size, two levels deep, as in the TLSF allocator (Masmano et al.,
-//! 2004): a class is a power of two, split into 32 equal parts, and two bitmaps find the first list that is
-//! not empty without a loop.
+//! Free lists by size, in two levels, as in the TLSF allocator (Masmano et al., 2004): a class is a power of two, split
+//! into 32 equal parts, and two bitmaps find the first non-empty list without a loop.
 
 #![forbid(unsafe_code)]
 
 use super::header::{Headers, Id};
 use super::tlsf::FreeLists;
 
-/// 2 to this power lists a class.
+/// A class has 2 to this power lists.
 const SPLIT: u32 = 5;
 const LISTS: usize = 1 << SPLIT;
 /// Sizes are below 2^32 units.
 const CLASSES: usize = 32 - SPLIT as usize + 1;
 pub(super) const ALL: usize = CLASSES * LISTS;
 
-/// The lists are rings: the neighbours of a free block, or of the list itself, which stands between its last
-/// block and its first. So a block goes in and out without asking whether it is the first or the last, which
-/// nobody can predict. Numbers below [`ALL`] are lists, and the block with number n is `n + ALL`.
+/// The neighbours of a free block or of a list head. The lists are rings, with the head between the last block and the
+/// first. So blocks are inserted and removed without a branch on whether they are first or last, which would be
+/// unpredictable. Numbers below [`ALL`] are list heads, and the block with number n is `n + ALL`.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     before: u32,
@@ -29,7 +28,7 @@ pub(super) struct SizeClasses {
     filled: Filled,
 }
 
-/// A list, by its number and in two parts.
+/// A list, as its class and its place in the class.
 #[derive(Clone, Copy)]
 pub(super) struct ClassIndex {
     class: usize,
@@ -37,7 +36,7 @@ pub(super) struct ClassIndex {
 }
 
 impl ClassIndex {
-    /// Its number among all.
+    /// Its number among all lists.
     #[inline]
     pub(super) fn number(self) -> usize {
         self.class * LISTS + self.list as usize
@@ -60,7 +59,7 @@ impl Filled {
         self.classes |= 1 << place.class;
     }
 
-    /// Clears it if the list is empty now.
+    /// Clears the list's bits if it is empty now.
     #[inline]
     pub(super) fn clear_if(&mut self, place: ClassIndex, is_empty: bool) {
         let lists = &mut self.lists[place.class];
@@ -68,7 +67,7 @@ impl Filled {
         self.classes &= !(u32::from(*lists == 0) << place.class);
     }
 
-    /// The first list from this one on that is not empty.
+    /// The first non-empty list from this one on.
     #[inline]
     pub(super) fn from(&self, place: ClassIndex) -> Option<ClassIndex> {
         let lists = self.lists[place.class] & (u32::MAX << place.list);
@@ -85,7 +84,7 @@ impl Filled {
         Some(ClassIndex { class, list })
     }
 
-    /// The first list behind this one that is not empty. All its blocks are larger.
+    /// The first non-empty list after this one. All its blocks are larger.
     #[inline]
     pub(super) fn above(&self, place: ClassIndex) -> Option<ClassIndex> {
         let list = place.list + 1;
@@ -107,8 +106,8 @@ impl Filled {
     }
 }
 
-/// The list that blocks of this size are in. The first class is the sizes below [`LISTS`], the second as many
-/// from there on, then twice as many at a time.
+/// The list for blocks of this size. The first class has the sizes below [`LISTS`], and each later class twice as many
+/// as the one before.
 #[inline]
 pub(super) fn place(size: u32) -> ClassIndex {
     let size = u64::from(size) + LISTS as u64;
@@ -155,7 +154,7 @@ impl FreeLists for SizeClasses {
         let Link { before, after } = self.links[id as usize + ALL];
         self.links[before as usize].after = after;
         self.links[after as usize].before = before;
-        // Only the list itself is on both sides of its last block.
+        // A block's neighbours are the same only if both are the list head: it was the only block.
         self.filled.clear_if(place, before == after);
     }
 
@@ -170,7 +169,7 @@ impl FreeLists for SizeClasses {
 }
 
 impl SizeClasses {
-    /// Adds rings of themselves alone, so many that there are this many for blocks.
+    /// Adds links that point to themselves, until there is one for each of `blocks` blocks.
     #[cold]
     fn make_room(&mut self, blocks: usize) {
         let alone = |at| Link {
@@ -182,7 +181,7 @@ impl SizeClasses {
             .extend((self.links.len() as u32..(ALL + blocks) as u32).map(alone));
     }
 
-    /// A block of at least this size, a small one if there are several.
+    /// A block of at least this size, preferably a small one.
     #[inline]
     pub(super) fn find(&self, headers: &Headers, size: u32) -> Option<Id> {
         let own = place(size);
@@ -190,17 +189,17 @@ impl SizeClasses {
         if let Some(found) = self.better(headers, first, size) {
             return Some(found);
         }
-        // It was the list of blocks of nearly this size.
+        // That list also has smaller blocks, and its first ones are too small.
         if let Some(above) = self.filled.above(own) {
             return self.better(headers, above, size);
         }
-        // The last resort before more memory is asked for.
+        // The last resort before more memory is requested.
         let all = self.list(own).filter(|id| headers[*id].size >= size);
         all.min_by_key(|id| (headers[*id].size, headers[*id].start()))
     }
 
-    /// The smaller of the first two blocks of a list that are large enough; of the same size, the lower one.
-    /// To look at more finds tighter places and takes longer.
+    /// The smaller of those of a list's first two blocks that are large enough; of equal sizes, the one at the lower
+    /// address. Checking more blocks would fit tighter and take longer.
     #[inline]
     fn better(&self, headers: &Headers, place: ClassIndex, size: u32) -> Option<Id> {
         let first = self.links[place.number()].after;
@@ -222,7 +221,7 @@ impl SizeClasses {
         (best.0.0 != u64::MAX).then_some(best.1)
     }
 
-    /// All blocks of at least this size, those of the smallest lists first.
+    /// All blocks of at least this size, in ascending order of their lists.
     pub(super) fn at_least<'a>(
         &'a self,
         headers: &'a Headers,

@@ -92,7 +92,7 @@ impl Arena {
         let stream = device.primary_context()?.stream()?;
         let _turn = inner.backing.growing();
         match inner.backing.wake(&stream) {
-            // What is free goes back first, as before any request is refused.
+            // Free memory goes back first, as before any request is refused.
             Err(error) if error.is_out_of_memory() => {
                 inner.trim(0, Search::Thorough)?;
                 inner.backing.wake(&stream)
@@ -107,7 +107,7 @@ impl Inner {
         let _turn = self.backing.growing();
         let before = self.backing.reserved().current();
         let _unpinned = self.pins.refuse()?;
-        // What it cannot give back sleeps.
+        // Memory that it cannot give back sleeps.
         let _ = self.trim(0, Search::Thorough);
         self.backing.sleep(contents, stream)?;
         let after = self.backing.reserved().current();

@@ -1,5 +1,5 @@
-//! The state of the slow path: which stream has which cache, what becomes of a cache when its stream ends, and how far
-//! all streams are.
+//! The state of the slow path: which stream has which cache, what becomes of a cache when its stream ends, and the
+//! progress of all streams.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -24,13 +24,13 @@ use crate::stream::{DropObserver, Reach, Stream};
 /// What a cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    /// A stream, by the driver and its id. Several handles may be of one stream.
+    /// A stream, by the driver and its id. Several handles may refer to one stream.
     Id(usize, u64),
-    /// A stream of which the driver tells no id, by the number of its handle.
+    /// A stream without an id from the driver, by the number of its handle.
     Handle(u64),
     /// The legacy default stream of a context.
     Legacy(usize),
-    /// The own default stream of a thread in a context.
+    /// The per-thread default stream of a thread in a context.
     PerThread(usize, ThreadId),
 }
 
@@ -51,13 +51,13 @@ impl Key {
         }
     }
 
-    /// Whether the stream may come again after its last handle was dropped.
+    /// Whether the stream may appear again after its last handle was dropped.
     fn may_come_again(self) -> bool {
         !matches!(self, Self::Handle(_))
     }
 }
 
-/// What a cache is wanted for.
+/// What a cache is requested for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum For {
     /// The stream may be made to wait for memory.
@@ -69,18 +69,18 @@ pub(super) enum For {
 #[derive(Debug, Default)]
 pub(super) struct SlowState {
     by_stream: HashMap<Key, CacheId>,
-    /// By the number of each handle of a stream that was seen.
+    /// By the number of each stream handle that was seen.
     by_handle: HashMap<u64, CacheId>,
     /// By cache.
     pub(super) streams: Vec<StreamProgress>,
-    /// Caches whose streams have no handles.
+    /// Caches whose streams have no handles left.
     abandoned: Vec<CacheId>,
     /// Blocks that several streams used.
     pub(super) parked: Vec<ParkedFree>,
 }
 
 impl SlowState {
-    /// The cache that the stream had before, which nobody else has taken since.
+    /// The cache that the stream had before, if no other stream has taken it since.
     fn known(&mut self, key: Key) -> Option<CacheId> {
         let id = *self.by_stream.get(&key)?;
         self.abandoned.retain(|abandoned| *abandoned != id);
@@ -92,24 +92,24 @@ impl SlowState {
         &self.abandoned
     }
 
-    /// The stream that had the cache has it no longer.
+    /// Removes the cache from the stream that had it.
     fn forget(&mut self, id: CacheId) {
         self.by_stream.retain(|_, of_stream| *of_stream != id);
     }
 }
 
-/// Apart from the rest of the arena, because streams report their end also while the arena is being torn down.
+/// Separate from the rest of the arena, because streams also report their end during its teardown.
 #[derive(Debug, Default)]
 pub(super) struct SlowPath {
     state: Mutex<SlowState>,
     pub(super) calls: Arc<DriverCalls>,
     pub(super) counters: SlowCounters,
     pub(super) parked: ParkedUnits,
-    /// Parked blocks that turned out to be freed twice, and are not reported yet.
+    /// Blocks that turned out to be freed twice, and are not reported yet.
     unknown: Mutex<Vec<UnknownBlock>>,
 }
 
-/// What is counted on the slow path.
+/// Counters of the slow path.
 #[derive(Debug, Default)]
 pub(super) struct SlowCounters {
     pub(super) refills: AtomicU64,
@@ -134,7 +134,7 @@ impl SlowPath {
         }
     }
 
-    /// Not for long: the state may be locked meanwhile.
+    /// To be held briefly, because the state may be locked meanwhile.
     pub(super) fn unknown(&self) -> MutexGuard<'_, Vec<UnknownBlock>> {
         self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -178,7 +178,8 @@ impl Inner {
     pub(super) fn cache_of(&self, stream: &Stream, wanted: For) -> Result<CacheId> {
         stream.as_ref().require_reach(self)?;
         if !stream.context().is_primary() {
-            // An arena keeps events, and with them their contexts, for longer than the owner of this one can know.
+            // An arena keeps events, and with them their contexts, for longer than the owner of a handed-in context can
+            // know.
             return Err(Error::not_supported(format!(
                 "{stream} is of a context that was handed in; an arena takes streams of primary contexts"
             )));
@@ -215,7 +216,7 @@ impl Inner {
         let progress = &mut state.streams[id as usize];
         progress.attach(stream, known.is_some());
         self.note_done(progress, id);
-        // Of the legacy stream anybody makes handles, and it does not end.
+        // The legacy stream has any number of handles, and does not end.
         if !matches!(key, Key::Legacy(_)) {
             state.by_handle.insert(stream.number(), id);
         }
@@ -235,7 +236,7 @@ impl Inner {
         id
     }
 
-    /// An abandoned cache whose stream's work is done, or comes before what `stream` gets from now on.
+    /// An abandoned cache whose stream's work is done, or precedes everything that `stream` gets from now on.
     fn adopt(&self, state: &mut SlowState, stream: &Stream, wanted: For) -> Option<CacheId> {
         let may_wait = wanted == For::Allocation && self.may_wait();
         for place in 0..state.abandoned.len() {

@@ -143,7 +143,7 @@ impl Inner {
         }
     }
 
-    /// Bytes held and not allocated. Blocks that sleep take none of what is held.
+    /// Bytes held and not allocated. Sleeping blocks take no held memory.
     pub(super) fn free_bytes(&self) -> u64 {
         let stats = self.stats();
         let awake = stats.live.saturating_sub(stats.asleep);
@@ -156,7 +156,7 @@ impl Inner {
         let reserved = self.backing.reserved().current();
         let mut stats = ArenaStats {
             reserved,
-            // Another thread may have raised the one and not the other yet.
+            // Another thread may have raised the first and not yet the second.
             reserved_peak: self.backing.reserved().peak().max(reserved),
             asleep: self.backing.reserved().asleep(),
             refills: slow_counters(&self.slow_path.counters.refills),
@@ -186,7 +186,7 @@ impl Inner {
             stats.hits += answered.0;
             stats.fits += answered.1;
         }
-        // Read while others are at work, the parts may not fit together.
+        // If other threads are active, the parts may be inconsistent.
         stats.live = (units.cast_signed().max(0) as u64) * UNIT;
         stats.live_blocks = blocks.cast_signed().max(0) as u64;
         stats
@@ -209,7 +209,7 @@ impl Arena {
     #[must_use]
     pub fn free_space(&self) -> FreeSpace {
         let mut space = FreeSpace::default();
-        // In a fork nobody may be left to unlock anything.
+        // In a fork, a lock may be held by a thread that does not exist there.
         if report::is_forked() {
             return space;
         }

@@ -1,5 +1,5 @@
-//! The cache of one stream: the blocks that were freed last, and pages that blocks are cut from: small ones, and medium
-//! ones if the stream keeps them ([`Keeping`](super::cache_table::Keeping)).
+//! The cache of one stream: its last-freed blocks, and pages from which blocks are cut: small ones, and medium ones if
+//! the stream keeps them ([`Keeping`](super::cache_table::Keeping)).
 
 #![forbid(unsafe_code)]
 
@@ -11,35 +11,35 @@ use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::tlsf::{FreePages, Joins, Tlsf};
 
-/// A block of this cache's pages that was freed in the order of another stream. It waits here until this
-/// cache's stream is known to come after that.
+/// A block of this cache's pages that was freed on another stream. It waits here until this cache's stream is known to
+/// be ordered after that free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemoteFree {
     pub(super) start: u64,
-    /// The cache of the other stream, and the epoch then.
+    /// The cache of the other stream, and the epoch of the free.
     pub(super) cache: CacheId,
     pub(super) epoch: u64,
 }
 
-/// What a cache may have free beyond what it needed lately, in units: 512 KiB.
+/// Free units that a cache may have beyond its recent need: 512 KiB.
 const MOST_SPARE: u64 = 2 * PAGE_UNITS;
 /// Cached medium blocks take at most this fraction of the cache's pages: one in eight.
 const CACHED: u64 = 8;
 /// Frees of medium blocks after which the recent peak moves an eighth of the way to what is in use.
 const DECAY: u32 = 1024;
 
-/// Sizes and places are in units. What is free here was last used by the cache's own stream, or its last use is done.
+/// Sizes and places are in units. Free memory here was last used by the cache's own stream, or its last use is done.
 #[derive(Debug, Default)]
 pub(super) struct StreamCache {
-    /// Of the cache's own pages.
+    /// Blocks of the cache's own pages.
     last_freed: LastFreed,
-    /// A block of the central heap, and the epoch in which it was freed. Size 0 is none.
+    /// A block of the central heap, and the epoch in which it was freed. Size 0 means none.
     large: (Block, u64),
     heap: Tlsf,
     remote_frees: Vec<RemoteFree>,
-    /// The most units in use lately, where medium blocks are kept.
+    /// The recent peak of units in use, if medium blocks are kept.
     recent_peak: u64,
-    /// Frees of medium blocks until it falls.
+    /// Frees of medium blocks until the recent peak decays.
     until_decay: u32,
 }
 
@@ -59,7 +59,7 @@ impl StreamCache {
         Some(start)
     }
 
-    /// Of what cached blocks make together with their neighbours.
+    /// Frees the cached blocks to the heap, where they merge with their neighbours, and allocates again.
     #[cold]
     #[inline(never)]
     fn allocate_of_last_freed(&mut self, size: u32) -> Option<u64> {
@@ -73,7 +73,7 @@ impl StreamCache {
     /// Frees all cached blocks of this cache's pages to the heap.
     fn flush_to_heap(&mut self) {
         for block in self.last_freed.drain() {
-            // An unknown block was freed twice, and has no owner.
+            // An unknown block was freed twice, so it has no owner.
             let _ = self.heap.free(block.start, LastUse::FREE);
         }
     }
@@ -96,15 +96,15 @@ impl StreamCache {
         self.last_freed.put(Block { start, size })
     }
 
-    /// Whether a medium block can be cached: those that are take a small part of the cache's pages.
+    /// Whether a medium block can be cached: cached ones take only a small part of the cache's pages.
     #[inline]
     pub(super) fn has_room_for(&self, size: u32) -> bool {
         let cached = self.last_freed.larger_units() + u64::from(size);
         cached <= self.heap.total_units() / CACHED
     }
 
-    /// As [`free`](Self::free), for a block of the central heap, with the present epoch. Returns the block that it
-    /// replaces with its own epoch.
+    /// As [`free`](Self::free), for a block of the central heap, with the current epoch. Returns the replaced block and
+    /// its own epoch.
     #[inline]
     pub(super) fn free_large(
         &mut self,
@@ -128,14 +128,14 @@ impl StreamCache {
         }
     }
 
-    /// Counts a block as freed that stays where it is.
+    /// Counts a block as freed, but leaves it where it is.
     pub(super) fn note_free(&self, start: u64, counters: &Counters) -> Result<(), UnknownBlock> {
         let size = self.heap.size_of(start).ok_or(UnknownBlock { start })?;
         counters.count_free(size, Home::Pages);
         Ok(())
     }
 
-    /// Frees a block of this cache's pages in the order of another stream.
+    /// Frees a block of this cache's pages on another stream.
     pub(super) fn free_remote(
         &mut self,
         pending: RemoteFree,
@@ -146,7 +146,7 @@ impl StreamCache {
         Ok(())
     }
 
-    /// The blocks that wait for other streams.
+    /// Removes the blocks that wait for other streams.
     pub(super) fn take_remote_frees(&mut self) -> Vec<RemoteFree> {
         std::mem::take(&mut self.remote_frees)
     }
@@ -159,7 +159,8 @@ impl StreamCache {
         self.remote_frees.push(pending);
     }
 
-    /// Frees all cached blocks of this cache's pages to the heap, and returns that of the central heap with its epoch.
+    /// Frees all cached blocks of this cache's pages to the heap, and returns the one of the central heap with its
+    /// epoch.
     pub(super) fn flush(&mut self, counters: &Counters) -> Option<(Block, u64)> {
         counters.set_cached_large(0);
         self.flush_to_heap();
@@ -173,7 +174,7 @@ impl StreamCache {
         counters.set_held(self.heap.total_units());
     }
 
-    /// Removes all pages that are free, and returns them.
+    /// Removes and returns all free pages.
     pub(super) fn give_away(&mut self, counters: &Counters) -> Vec<FreePages> {
         let pages: Vec<FreePages> = self.heap.free_pages(1).collect();
         for place in &pages {
@@ -183,15 +184,15 @@ impl StreamCache {
         pages
     }
 
-    /// To be called before a medium block is freed: more is in use than after it.
+    /// Called before a medium block is freed, when more is in use than afterwards.
     #[inline]
     pub(super) fn note_peak(&mut self) {
         let used = self.heap.total_units() - self.heap.free_units();
         self.recent_peak = self.recent_peak.max(used);
     }
 
-    /// To be called after a medium block was freed. Removes free pages beyond what the cache needed lately. What it may
-    /// need again stays, so that pages do not come and go.
+    /// Called after a medium block was freed. Removes free pages beyond the cache's recent need. Pages that it may need
+    /// again stay, so that pages do not go back and forth.
     #[inline]
     pub(super) fn take_surplus(&mut self, counters: &Counters) -> Vec<FreePages> {
         let used = self.heap.total_units() - self.heap.free_units();
@@ -204,19 +205,19 @@ impl StreamCache {
         };
         let limit = self.recent_peak + self.recent_peak / 4 + MOST_SPARE;
         counters.set_kept_limit(limit);
-        // Several at a time.
+        // Remove several pages at a time.
         if self.heap.total_units() <= limit + MOST_SPARE {
             return Vec::new();
         }
         self.take_free_pages(self.heap.total_units() - limit, counters)
     }
 
-    /// Removes free pages of about so many units.
+    /// Removes free pages of about `units`.
     #[cold]
     fn take_free_pages(&mut self, units: u64, counters: &Counters) -> Vec<FreePages> {
         let mut rest = units / PAGE_UNITS * PAGE_UNITS;
         let mut pages: Vec<FreePages> = self.heap.free_pages(1).collect();
-        // The longest runs first: the short ones do for most requests.
+        // The longest runs first: short ones suffice for most requests.
         pages.sort_unstable_by_key(|place| std::cmp::Reverse((place.units, place.start)));
         pages.retain_mut(|place| {
             place.units = place.units.min(rest);
@@ -248,7 +249,7 @@ impl StreamCache {
         sizes.flatten().map(u64::from).sum()
     }
 
-    /// Bytes of the host that the bookkeeping takes.
+    /// Host bytes that the bookkeeping takes.
     pub(super) fn bytes(&self) -> usize {
         self.heap.bytes()
             + size_of::<Self>()

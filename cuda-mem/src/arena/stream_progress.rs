@@ -10,7 +10,7 @@ use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::epoch::{self, Progress};
 
-/// A stream that ended where no event could be recorded. A later wait for its context shows that it is done.
+/// A stream that ended without a recorded event. A later wait for its context shows that it is done.
 #[derive(Debug)]
 struct UnrecordedEnd {
     progress: Arc<Progress>,
@@ -22,19 +22,18 @@ pub(super) struct StreamProgress {
     calls: Arc<DriverCalls>,
     attached: Option<AttachedStream>,
     events: RecordedEvents,
-    /// What was freed in this epoch or an earlier one is done.
+    /// Frees of this epoch or an earlier one are done.
     done: u64,
     /// The stream that was attached last, if no event could be recorded at its end.
     unrecorded: Option<UnrecordedEnd>,
-    /// Queries in a row that found nothing done, and how many are left out now.
+    /// Fruitless queries in a row, and how many queries are still to be skipped.
     vain: u32,
     rest: u32,
-    /// By cache: frees of that stream up to this epoch come before all that this stream gets from now on, because it
-    /// was made to wait.
+    /// By cache: this stream was made to wait for that stream's frees up to this epoch.
     after: Vec<u64>,
 }
 
-/// After fruitless queries at most 2 to this power are left out.
+/// After fruitless queries, at most 2 to this power are skipped.
 const LONGEST_REST: u32 = 6;
 
 impl StreamProgress {
@@ -51,36 +50,36 @@ impl StreamProgress {
         }
     }
 
-    /// Belongs to this stream from now on, of which other handles may be attached already. `is_same` says that no other
-    /// stream was attached before.
+    /// Attaches a handle of a stream; other handles of it may already be attached. `is_same` if no other stream was
+    /// attached before.
     pub(super) fn attach(&mut self, stream: &Stream, is_same: bool) {
         if let Some(attached) = self.attached.as_mut().filter(|_| is_same) {
             attached.add(stream);
             return;
         }
         if is_same {
-            // What is recorded from now on lies behind it.
+            // Events recorded from now on come after its end.
             self.unrecorded = None;
         }
         if self.done == u64::MAX {
-            // No stream was attached, and all earlier work is done. A new epoch begins, so that blocks freed from now
-            // on are told from those freed before.
+            // No stream was attached, and all earlier work is done. A new epoch begins, to distinguish blocks freed
+            // from now on from earlier ones.
             self.done = epoch::take();
         }
         self.attached = Some(AttachedStream::new(stream));
-        // They belong to a context.
+        // Spare events belong to a context.
         self.events.clear_spare();
         self.after.clear();
     }
 
-    /// Whether the stream comes after what another cache's stream freed in this epoch.
+    /// Whether the stream is ordered after what another cache's stream freed in this epoch.
     pub(super) fn is_after(&self, cache: CacheId, epoch: u64) -> bool {
         self.after
             .get(cache as usize)
             .is_some_and(|after| *after >= epoch)
     }
 
-    /// The stream was made to wait.
+    /// Notes that the stream was made to wait for the frees of another cache's stream up to this epoch.
     pub(super) fn comes_after(&mut self, cache: CacheId, epoch: u64) {
         let at = cache as usize;
         if self.after.len() <= at {
@@ -89,8 +88,8 @@ impl StreamProgress {
         self.after[at] = self.after[at].max(epoch);
     }
 
-    /// A handle of the attached stream is dropped. Returns whether it was the last: then nothing is submitted after the
-    /// event that this records, unless the stream is attached again.
+    /// Detaches a handle that is being dropped. Returns whether it was the last. Nothing is then submitted after the
+    /// event recorded here, unless the stream is attached again.
     pub(super) fn detach(&mut self, number: u64) -> bool {
         let Some(attached) = &mut self.attached else {
             return false;
@@ -106,7 +105,7 @@ impl StreamProgress {
         true
     }
 
-    /// No stream is attached from now on. What was submitted before this epoch is still waited for.
+    /// Detaches the stream. Work submitted before this epoch is still waited for.
     fn end(&mut self, before: u64) {
         let Some(attached) = self.attached.take() else {
             return;
@@ -118,12 +117,12 @@ impl StreamProgress {
         });
     }
 
-    /// Whether what was submitted before this epoch is done, or lies before an event.
+    /// Whether work submitted before this epoch is done or precedes a recorded event.
     fn is_recorded(&self, before: u64) -> bool {
         self.recorded() >= before
     }
 
-    /// Notes what waits of the program have shown. No driver call.
+    /// Notes the progress that the program's own waits have shown. No driver call.
     pub(super) fn note_waits(&mut self) {
         if let Some(attached) = &self.attached {
             self.advance(attached.seen());
@@ -136,7 +135,7 @@ impl StreamProgress {
         }
     }
 
-    /// What is done, as events and the waits of the program tell.
+    /// Returns the epoch that is done, as shown by events and the program's own waits.
     pub(super) fn poll(&mut self) -> u64 {
         self.note_waits();
         if !self.reach() {
@@ -144,13 +143,13 @@ impl StreamProgress {
         }
         if self.attached.is_none() && self.unrecorded.is_none() {
             self.done = u64::MAX;
-            // They would keep their context alive.
+            // Spare events would keep their context alive.
             self.events.clear_spare();
         }
         self.done
     }
 
-    /// Finds the last event that is reached. Returns whether all are.
+    /// Finds the last event that is reached. Returns whether all events are reached.
     fn reach(&mut self) -> bool {
         if let Some(epoch) = self.events.reach(&self.calls) {
             self.done = epoch;
@@ -158,7 +157,7 @@ impl StreamProgress {
         self.events.is_empty()
     }
 
-    /// What was freed in this epoch or an earlier one is done.
+    /// Frees of this epoch or an earlier one are done.
     fn advance(&mut self, epoch: u64) {
         if epoch <= self.done {
             return;
@@ -167,8 +166,8 @@ impl StreamProgress {
         self.events.pass(epoch);
     }
 
-    /// Finds out what is done, and records an event if none lies behind what was freed in this epoch. Skips most
-    /// queries of a stream that is always busy: returns whether it made this one.
+    /// Finds out what is done, and records an event if none covers the frees of this epoch. Skips most queries of a
+    /// stream that is always busy. Returns whether it made this one.
     pub(super) fn query(&mut self, epoch: u64) -> bool {
         if self.rest > 0 {
             self.rest -= 1;
@@ -185,7 +184,7 @@ impl StreamProgress {
         true
     }
 
-    /// As [`query`](Self::query), and never skips.
+    /// As [`query`](Self::query), but never skips.
     pub(super) fn query_now(&mut self, epoch: u64) {
         let look = |progress: &mut Self| {
             progress.poll();
@@ -198,7 +197,7 @@ impl StreamProgress {
             .as_ref()
             .map(|attached| attached.context.clone());
         match context {
-            // All calls in one relaxed section. Where they cannot be made, nothing is known.
+            // All calls in one relaxed section. If they cannot be made, nothing is learned.
             Some(context) => drop(with_relaxed_capture_mode(&context, || {
                 look(self);
                 Ok(())
@@ -215,7 +214,7 @@ impl StreamProgress {
         }
     }
 
-    /// Queries the stream, and records an event if it is busy. Where neither is possible, nothing is known.
+    /// Queries the stream, and records an event if it is busy. If neither is possible, nothing is learned.
     fn query_or_record(&mut self) {
         let Some(stream) = self.attached.as_ref().and_then(AttachedStream::view) else {
             return;
@@ -232,7 +231,7 @@ impl StreamProgress {
             Asked::Done => self.advance(epoch),
             Asked::Ended => {
                 self.reach();
-                // The others are of another context, of a stream that was attached before.
+                // The remaining events are of another context, from a stream that was attached before.
                 if self.events.is_empty() {
                     self.advance(epoch);
                 }
@@ -241,8 +240,8 @@ impl StreamProgress {
         }
     }
 
-    /// Makes a stream wait for what was freed in this epoch or earlier ones. Returns the epoch up to which it comes
-    /// after this stream, or nothing if it does not.
+    /// Makes a stream wait for the frees of this epoch or earlier ones. Returns the epoch up to which it is ordered
+    /// after this stream; `None` if it is not.
     pub(super) fn make_wait(&mut self, stream: &Stream, epoch: u64) -> Result<Option<u64>> {
         if !self.is_recorded(epoch) {
             self.query_or_record();
@@ -253,7 +252,7 @@ impl StreamProgress {
         self.events.make_wait(stream, epoch, &self.calls)
     }
 
-    /// Makes a stream wait for all work of the stream that ended. Returns whether it comes after that.
+    /// Makes a stream wait for all work of the stream that ended. Returns whether it is ordered after that work.
     pub(super) fn make_wait_for_end(&self, stream: &Stream) -> Result<bool> {
         match self.events.last() {
             Some(last) if self.unrecorded.is_none() => {
@@ -264,7 +263,7 @@ impl StreamProgress {
         }
     }
 
-    /// Whether only waits show what is done, because this thread cannot query the stream.
+    /// Whether only the program's waits show progress, because this thread cannot query the stream.
     pub(super) fn is_foreign(&self) -> bool {
         self.attached
             .as_ref()
@@ -280,12 +279,13 @@ impl StreamProgress {
         self.done
     }
 
-    /// What was freed in this epoch or an earlier one lies before an event, or is done.
+    /// Frees of this epoch or an earlier one precede a recorded event or are done.
     pub(super) fn recorded(&self) -> u64 {
         self.events.last().unwrap_or(0).max(self.done)
     }
 
-    /// Finds out whether what was submitted before this epoch is done, or records an event behind it.
+    /// If work submitted before this epoch is not known to be done, queries the stream or records an event after that
+    /// work.
     pub(super) fn record_before(&mut self, epoch: u64) {
         self.note_waits();
         if !self.is_recorded(epoch) {
@@ -293,11 +293,11 @@ impl StreamProgress {
         }
     }
 
-    /// Whether all work is done that was submitted before this epoch, in which the arena ended. A query that cannot be
-    /// made now is made the next time.
+    /// Whether all work submitted before `ended`, the epoch in which the arena ended, is done. A query that cannot be
+    /// made now is made next time.
     pub(super) fn is_over(&mut self, ended: u64) -> bool {
         if let Some(attached) = self.attached.as_ref().filter(|_| !self.is_recorded(ended)) {
-            // A handle keeps the stream while it is queried.
+            // A handle keeps the stream alive during the query.
             match attached.keep() {
                 Some(_kept) => self.query_or_record(),
                 None => self.end(ended),

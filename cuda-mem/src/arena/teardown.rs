@@ -26,7 +26,7 @@ impl Deferred for EndedArena {
     }
 
     fn try_release(&mut self) -> Outcome {
-        // A stream that is over needs no context any more.
+        // A stream whose work is done needs no context any more.
         let ended = self.epoch;
         self.streams.retain_mut(|progress| !progress.is_over(ended));
         if !self.streams.is_empty() {
@@ -50,7 +50,7 @@ impl Deferred for EndedArena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a fork it is the parent's. A cache that another thread was making cannot be dropped.
+        // In a fork it belongs to the parent. A cache that another thread was creating cannot be dropped.
         if report::is_forked() {
             if let Some(background) = self.background.get() {
                 background.forget();
@@ -62,19 +62,19 @@ impl Drop for Inner {
             background.stop();
         }
         ledger::remove(&self.item());
-        // Streams that end meanwhile wait for this lock, and find an empty state. They do not record their end then.
+        // Streams that end meanwhile wait for this lock, and find an empty state. They then do not record their end.
         let mut guard = self.slow_path.lock();
         let ended = epoch::now();
         let streams = guard.streams.iter_mut();
         streams.for_each(|progress| progress.record_before(ended));
         let state = std::mem::take(&mut *guard);
         drop(guard);
-        // Blocks that other streams freed count as soon as the cache knows them.
+        // Remote frees count only once their cache knows the blocks.
         self.receive_all_remote_frees();
         self.report_unknown_blocks();
         let stats = self.stats();
         if stats.live_blocks > 0 {
-            // Somebody kept addresses without a handle. Their memory stays.
+            // Blocks are in use though no handle is left. Their memory stays.
             let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
             report::failed("arena", &Error::still_allocated(blocks, stats.live));
             return;

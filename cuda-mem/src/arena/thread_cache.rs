@@ -1,9 +1,9 @@
-//! Threads that share a stream: each keeps the small blocks that it freed last, so that it need not take the lock of the
-//! stream's cache for the next request of the same size.
+//! Caches of threads that share a stream: each thread keeps the small blocks it freed last, so that it need not lock
+//! the stream's cache for the next request of the same size.
 //!
-//! What a thread has freed in the order of a stream, it can use again at once in that order. The blocks are cut from
-//! pages of the stream's cache all the same, and go back there. A thread gets a cache of its own once it has often come
-//! to a stream whose lock is another thread's or nobody's; the one to which the lock is biased needs none.
+//! A thread can reuse a block that it freed on a stream at once on that stream. The blocks are still cut from pages of
+//! the stream's cache, and go back there. A thread gets its own cache once it has often used a stream whose lock is not
+//! biased to it; the thread to which the lock is biased needs none.
 
 #![forbid(unsafe_code)]
 
@@ -16,28 +16,29 @@ use super::last_freed::{Block, LastFreed};
 use super::page_map::CacheId;
 use crate::base::biased::lock::BiasedLock;
 
-/// How often a thread comes to a stream's lock before it gets a cache: more often than a lock is biased anew at first.
+/// How often a thread finds a stream's lock not biased to it before it gets a cache: more often than the lock's initial
+/// streak.
 const TRIES: u32 = 1024;
 
-/// Streams that a thread finds its caches of in one step.
+/// Streams whose caches a thread finds in one step.
 const RECENT: usize = 16;
 
-/// Nobody's number; threads count from 1.
+/// The number of no thread; thread numbers start at 1.
 const NOBODY: u64 = 0;
 
 /// The caches of the threads that share one stream.
 #[derive(Debug, Default)]
 pub(super) struct ThreadCaches {
     all: boxcar::Vec<ThreadCache>,
-    /// One thread at a time looks for a place.
+    /// Held while a thread looks for a place.
     joining: Mutex<()>,
 }
 
-/// On cache lines of its own.
+/// On its own cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    /// Whose it is; nobody's after that thread has ended.
+    /// The number of its thread; [`NOBODY`] after that thread has ended.
     thread: AtomicU64,
     lock: BiasedLock<LastFreed>,
     pub(super) counters: Counters,
@@ -61,7 +62,7 @@ struct Joined {
 }
 
 impl Drop for Joined {
-    /// At the end of the thread. The blocks stay for the next one.
+    /// Runs at the end of the thread. The blocks stay for the next one.
     fn drop(&mut self) {
         if let Some(caches) = self.caches.upgrade()
             && let Some(cache) = caches.all.get(self.place as usize)
@@ -85,8 +86,8 @@ thread_local! {
 }
 
 impl ThreadCaches {
-    /// The cache of the calling thread, which has this number, for a stream cache of an arena. None as long as it has
-    /// not come often.
+    /// The cache of the calling thread, whose number is `thread`, for a stream cache of an arena. `None` until it has
+    /// asked often enough.
     #[inline]
     pub(super) fn of_thread(
         self: &Arc<Self>,
@@ -132,7 +133,7 @@ impl ThreadCaches {
         found.map(|(place, _)| place as u32)
     }
 
-    /// Gives the thread a cache: one that another thread has left, or a new one.
+    /// Gives the thread a cache: one whose thread has ended, or a new one.
     fn join(self: &Arc<Self>, thread: u64) -> Option<u32> {
         let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
         let place = self.place_of(NOBODY).unwrap_or_else(|| {
@@ -145,7 +146,7 @@ impl ThreadCaches {
         let caches = Arc::downgrade(self);
         let joined = JOINED.try_with(|all| {
             let mut all = all.borrow_mut();
-            // Those of arenas that have ended.
+            // Removes those of arenas that have ended.
             all.retain(|joined| joined.caches.strong_count() > 0);
             all.push(Joined {
                 caches,
@@ -153,7 +154,7 @@ impl ThreadCaches {
                 thread,
             });
         });
-        // A thread at its end gets none.
+        // A thread that is ending gets none.
         joined.ok()?;
         let cache = self.all.get(place as usize)?;
         cache.thread.store(thread, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! A TLSF heap: best fit in constant time. Bookkeeping only, in units.
 //!
-//! Memory is added and removed as runs of whole pages. Runs that touch become one, so a block may lie across what were
-//! two of them. Neighbouring free blocks of the same last user merge, unless more than a TiB would be one block.
+//! Memory is added and removed as runs of whole pages. Runs that touch become one, so a block may span what were two of
+//! them. Neighbouring free blocks of the same last user merge, unless the result would be larger than a TiB.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ pub(super) struct Tlsf<B = SizeClasses> {
     runs: BTreeMap<u64, (Id, Id)>,
     /// Units in free blocks.
     free: u64,
-    /// Units in all.
+    /// Units in total.
     total: u64,
 }
 
@@ -35,11 +35,11 @@ pub(super) trait FreeLists {
     /// Units of the largest block.
     fn largest(&self, headers: &Headers) -> Option<u32>;
 
-    /// Bytes of the host that they take.
+    /// Host bytes that they take.
     fn bytes(&self) -> usize;
 }
 
-/// Part of a free block that is whole pages.
+/// The part of a free block that is whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreePages {
     pub(super) start: u64,
@@ -174,7 +174,7 @@ impl<B: FreeLists> Tlsf<B> {
         Some(size)
     }
 
-    /// The used block that starts here, which is to be released next.
+    /// Removes the used block that starts here from the index. It is to be released next.
     #[inline]
     pub(super) fn remove_used(&mut self, start: u64) -> Option<Id> {
         self.used.remove(&mut self.headers, start)
@@ -222,7 +222,7 @@ impl<B: FreeLists> Tlsf<B> {
         self.classes.insert(headers, id);
     }
 
-    /// The last use of a free block is done. It merges with neighbours of which that is so too.
+    /// Makes a free block clean, because its last use is done. It merges with clean neighbours.
     pub(super) fn make_free_for_all(&mut self, id: Id) {
         self.classes.remove(&self.headers, id);
         self.free -= u64::from(self.headers[id].size);
@@ -243,7 +243,7 @@ impl<B: FreeLists> Tlsf<B> {
         let right = header.end() - end;
         self.free -= u64::from(header.size);
         self.total -= units;
-        // The block becomes what is left of it on the right side, and a new one takes the left.
+        // The parts that remain on the left and on the right become new blocks.
         self.runs.remove(&run);
         let mut before = header.before;
         if left > 0 {
@@ -306,7 +306,7 @@ impl<B: FreeLists> Tlsf<B> {
         self.free
     }
 
-    /// Units in all.
+    /// Units in total.
     pub(super) fn total_units(&self) -> u64 {
         self.total
     }
@@ -316,7 +316,7 @@ impl<B: FreeLists> Tlsf<B> {
         self.classes.largest(&self.headers).map_or(0, u64::from)
     }
 
-    /// Bytes of the host that the bookkeeping takes.
+    /// Host bytes that the bookkeeping takes.
     pub(super) fn bytes(&self) -> usize {
         self.headers.bytes() + self.classes.bytes() + self.used.bytes() + size_of::<Self>()
     }

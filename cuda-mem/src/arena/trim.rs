@@ -1,4 +1,4 @@
-//! Giving memory back while the arena lives.
+//! Trimming: memory goes back while the arena lives.
 
 use std::sync::atomic::Ordering;
 
@@ -15,16 +15,16 @@ use crate::memory::reclaim::Reclaim;
 use crate::stream::after_wait::AfterWait;
 use crate::stream::epoch;
 
-/// What is searched for memory to give back.
+/// Where to search for memory to give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     /// Everything.
     Thorough,
-    /// Not the caches that had nothing the last time, so that waits cost their threads little.
+    /// Everything but caches that had nothing last time, so that waits cost their threads little.
     Quick,
 }
 
-/// A thread that gives back what others have waited for returns after so many rounds: its own wait is over.
+/// Rounds after which a thread stops giving back memory for the waits of others: its own wait is over.
 const ROUNDS: u32 = 16;
 
 impl AfterWait for Inner {
@@ -43,11 +43,11 @@ impl Inner {
     fn is_beyond_threshold(&self) -> bool {
         let keep = self.threshold.load(Ordering::Relaxed);
         let held = self.backing.reserved().current();
-        // Without a granule of free memory there is nothing that could go back.
+        // Less than a granule of free memory cannot go back.
         held > keep && self.free_bytes() >= GRANULE
     }
 
-    /// Gives back what the arena is not to keep, as far as waits have shown that it is done.
+    /// Gives back completed free memory beyond the release threshold.
     pub(super) fn give_back_beyond_threshold(&self) {
         self.late_waits.count();
         for _ in 0..ROUNDS {
@@ -55,14 +55,15 @@ impl Inner {
                 return;
             }
             let keep = self.threshold.load(Ordering::Relaxed);
-            // Another thread grows, and needs memory; or it gives back, and looks once more when it is through.
+            // Another thread is growing, and needs the memory; or it is giving memory back, and checks for late waits
+            // at the end.
             let Some(turn) = self.backing.try_growing() else {
                 return;
             };
             self.late_waits.serve();
             let trimmed = self.trim(keep, Search::Quick);
             drop(turn);
-            // The hook of reports may call into the arena, so this is after the turn.
+            // The report hook may call into the arena, so the turn has to end first.
             report::release("arena", || trimmed);
             self.report_unknown_blocks();
             if !self.late_waits.is_late() {
@@ -77,12 +78,12 @@ impl Reclaim for Inner {
         if self.device != Some(device) || self.backing.reserved().current() == 0 {
             return false;
         }
-        // Another thread is at it, or it is this arena that finds no memory.
+        // Another thread is growing or trimming, or this arena itself is out of memory.
         let Some(turn) = self.backing.try_growing() else {
             return false;
         };
         let before = self.slow_path.counters.released.load(Ordering::Relaxed);
-        // Its errors matter less than that there is too little memory, and hooks are not for under others' locks.
+        // Its errors matter less than the lack of memory, and the report hook must not run under the caller's locks.
         let _ = self.trim(0, Search::Thorough);
         drop(turn);
         self.slow_path.counters.released.load(Ordering::Relaxed) != before
@@ -99,8 +100,8 @@ impl Inner {
         }
     }
 
-    /// Gives back chunks that are free and done, until no more than `keep` bytes are held. Waits for nothing, unless
-    /// the upstream does.
+    /// Gives back free and completed chunks until at most `keep` bytes are held. Does not wait, unless the upstream
+    /// does.
     pub(super) fn trim_to(&self, keep: u64) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
@@ -112,14 +113,14 @@ impl Inner {
         trimmed
     }
 
-    /// As [`trim_to`](Self::trim_to), for the thread that holds the turn to grow: another one that finds too little
-    /// waits, and does not miss what is on its way back.
+    /// As [`trim_to`](Self::trim_to), for the holder of the turn to grow: another thread that finds too little memory
+    /// waits, and so does not miss memory that is being given back.
     pub(super) fn trim(&self, keep: u64, search: Search) -> Result<()> {
         let chunks = self.take_chunks(keep, search);
-        // No lock is held with an upstream, which may call back.
+        // With an upstream no lock is held, because it may call back.
         let mut failed = Ok(());
         for chunk in chunks {
-            // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
+            // SAFETY: the chunk is not in the bookkeeping, and all work that used it is done.
             let released = unsafe { self.backing.release(chunk) };
             self.backing.reserved().has_left(chunk.bytes);
             self.pins.has_left(chunk);
@@ -133,7 +134,7 @@ impl Inner {
         failed
     }
 
-    /// Removes chunks that can be given back from the bookkeeping.
+    /// Removes from the bookkeeping the chunks that can be given back.
     fn take_chunks(&self, keep: u64, search: Search) -> Vec<Chunk> {
         let me = thread::number();
         let mut state = self.slow_state();
@@ -142,22 +143,22 @@ impl Inner {
         if held <= keep {
             return chunks;
         }
-        // Memory may go only once the host knows that its use is done.
+        // Memory may go back only once the host knows that its use is done.
         self.central.lock(me).share(0, epoch::now());
         self.query_all(&mut state);
         let is_thorough = search == Search::Thorough;
-        // Small ones may be remote frees then.
+        // Small parked blocks may become remote frees.
         self.query_parked(&mut state, true);
         let caches = self.caches.iter();
         for (id, _) in caches.filter(|(_, slot)| is_thorough || slot.has_waiting()) {
             self.reclaim_remote_frees(&mut state, id, None, true);
         }
-        // What is scavenged may have been in use until now, so all streams are queried again.
+        // Scavenged memory may have been in use until now, so all streams are queried again.
         self.scavenge(is_thorough);
         self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
-        // What was freed on another thread's own stream keeps its last use: the next wait shows that it is done, and a
-        // new epoch for all of it at each trim would put that off for ever.
+        // Memory that was freed on a foreign stream keeps its last use: the next wait shows that it is done, and a new
+        // epoch at each trim would put that off forever.
         let is_foreign = state
             .streams
             .first()
@@ -169,11 +170,11 @@ impl Inner {
         chunks
     }
 
-    /// Removes chunks that are free and done, until no more than `keep` bytes are held.
+    /// Removes free and completed chunks until at most `keep` bytes are held.
     fn take_done(&self, held: &mut u64, keep: u64, chunks: &mut Vec<Chunk>) {
         let me = thread::number();
         let mut places = self.central.lock(me).done_pages();
-        // From the far end, so that what is kept has no gaps.
+        // From the end, so that the rest has no gaps.
         places.sort_unstable_by_key(|place| std::cmp::Reverse(place.start));
         for place in places {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
@@ -184,7 +185,7 @@ impl Inner {
                 let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
                 let taken = self.central.lock(me).give_away(start, units);
                 if !taken {
-                    // Another thread took a part of it.
+                    // Another thread took part of it.
                     break;
                 }
                 if !self.may_leave(chunk) {

@@ -12,16 +12,16 @@ pub(super) struct UnrecordedFrees {
     pub(super) caches: u64,
 }
 
-/// Units of an arena in which memory in pieces costs much: 1 GiB.
+/// Units of an arena in which fragmented memory is expensive: 1 GiB.
 const LARGE: u64 = 4096 * PAGE_UNITS;
-/// Units for which a stream is asked at least: 1 MiB.
+/// The minimum units for which a stream is queried: 1 MiB.
 const LEAST: u64 = 4 * PAGE_UNITS;
 
 impl UnrecordedFrees {
-    /// Whether it is time to ask how far the stream is. What is not known to be done lies in pieces between that of
-    /// other streams, and requests that want it whole make the arena grow. In a small arena that costs little, so
-    /// nobody is asked while nobody is short of memory; nor by several threads at a time, where a query takes as long as
-    /// all of them need for theirs.
+    /// Whether it is time to query the stream. Memory that is not known to be done is fragmented by that of other
+    /// streams, and requests for contiguous memory make the arena grow. In a small arena that costs little, so no
+    /// stream is queried unless one is short of memory. The same holds if several threads are active, because a query
+    /// then takes as long as the queries of all of them.
     #[inline]
     pub(super) fn is_worth_a_query(self, is_short: bool, is_alone: bool) -> bool {
         (is_short || is_alone && self.of_all >= LARGE)

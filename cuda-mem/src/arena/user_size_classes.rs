@@ -1,5 +1,4 @@
-//! The lists of free blocks by their last user and by size: as [`size_classes`](super::size_classes), once for each
-//! user.
+//! Free lists by last user and by size: as [`size_classes`](super::size_classes), once per user.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +12,7 @@ struct Owned {
     /// The first block of each list.
     heads: [Id; ALL],
     filled: Filled,
-    /// Units in its blocks.
+    /// Units in the user's blocks.
     units: u64,
     /// No block has an earlier epoch.
     earliest: u64,
@@ -39,10 +38,10 @@ struct Link {
 
 #[derive(Debug, Default)]
 pub(super) struct UserSizeClasses {
-    /// Blocks of user 0, which is nobody. While there is one cache there are no others.
+    /// Blocks without a last user, which is user 0. While there is one cache, there are no others.
     clean: SizeClasses,
     links: Vec<Link>,
-    /// By user. Made when a user has its first block.
+    /// By user. Created with a user's first block.
     users: Vec<Option<Box<Owned>>>,
 }
 
@@ -60,13 +59,13 @@ impl UserSizeClasses {
         self.users[user].get_or_insert_default()
     }
 
-    /// As [`find`](Self::find), of nobody's.
+    /// As [`find`](Self::find), for clean blocks.
     #[inline]
     pub(super) fn find_clean(&self, headers: &Headers, size: u32) -> Option<Id> {
         self.clean.find(headers, size)
     }
 
-    /// A block of this user of at least this size, a small one if there are several.
+    /// A block of this user of at least this size, preferably a small one.
     #[inline]
     pub(super) fn find(&self, headers: &Headers, user: u32, size: u32) -> Option<Id> {
         if user == 0 {
@@ -78,7 +77,7 @@ impl UserSizeClasses {
         if let Some(found) = self.better(headers, owned, first, size) {
             return Some(found);
         }
-        // It was the list of blocks of nearly this size.
+        // That list also has smaller blocks, and its first few are too small.
         if let Some(above) = owned.filled.above(own) {
             return self.better(headers, owned, above, size);
         }
@@ -86,7 +85,8 @@ impl UserSizeClasses {
         all.min_by_key(|id| (headers[*id].size, headers[*id].start()))
     }
 
-    /// The smallest of the first few blocks of a list that are large enough; of the same size, the lower one.
+    /// The smallest of the first few blocks of a list that are large enough; of equal sizes, the one at the lower
+    /// address.
     #[inline]
     fn better(&self, headers: &Headers, owned: &Owned, place: ClassIndex, size: u32) -> Option<Id> {
         let few = self.list(owned, place).take(4);
@@ -101,7 +101,7 @@ impl UserSizeClasses {
         })
     }
 
-    /// All blocks of this user of at least this size, those of the smallest lists first.
+    /// All blocks of this user of at least this size, in ascending order of their lists.
     pub(super) fn at_least<'a>(
         &'a self,
         headers: &'a Headers,
@@ -119,12 +119,12 @@ impl UserSizeClasses {
         clean.into_iter().flatten().chain(owned)
     }
 
-    /// Units in the blocks of this user, who is not nobody.
+    /// Units in the blocks of this user, which is not 0.
     pub(super) fn units(&self, user: u32) -> u64 {
         self.of(user).map_or(0, |owned| owned.units)
     }
 
-    /// Users that have blocks. Nobody, who has the clean ones, is not among them.
+    /// Users that have blocks, except user 0, which has the clean ones.
     pub(super) fn users(&self) -> impl Iterator<Item = u32> + '_ {
         let users = self.users.iter().zip(0..);
         users.filter_map(|(owned, user)| (owned.as_ref()?.units > 0).then_some(user))

@@ -28,7 +28,8 @@ impl Chunk {
     }
 }
 
-/// While it lives no other thread grows. Nothing with an upstream, which may make its callers wait for each other.
+/// The turn to grow: a lock, held while this lives. With an upstream there is no lock, because it may make its callers
+/// wait for each other.
 #[must_use]
 pub(super) struct Growing<'a>(
     #[expect(dead_code, reason = "it is only held")] Option<MutexGuard<'a, ()>>,
@@ -41,7 +42,7 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    /// The address of the next chunk of this size, if it is known before. The chunk will extend memory that ends there.
+    /// The address of the next chunk of this size, if known in advance. The chunk will extend memory that ends there.
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
         match self {
             Self::Vmm(vmm) => vmm.frontier(bytes),
@@ -49,7 +50,7 @@ impl Backing {
         }
     }
 
-    /// Whether a block of an upstream begins here. No block of the arena lies across such an address.
+    /// Whether a block of an upstream begins here. No block of the arena crosses such an address.
     pub(super) fn is_boundary(&self, address: u64) -> bool {
         match self {
             Self::Vmm(_) => false,
@@ -57,12 +58,12 @@ impl Backing {
         }
     }
 
-    /// Whether new memory is ordered by the stream that it was asked for, and not free for all.
+    /// Whether new memory belongs to the requesting stream at first, instead of being free for all.
     pub(super) fn is_ordered(&self) -> bool {
         matches!(self, Self::Upstream(_))
     }
 
-    /// The turn to grow, or to give memory back: one thread has it at a time.
+    /// Gets the turn to grow or to give memory back, which one thread has at a time.
     pub(super) fn growing(&self) -> Growing<'_> {
         match self {
             Self::Vmm(vmm) => Growing(Some(vmm.growing())),
@@ -70,7 +71,7 @@ impl Backing {
         }
     }
 
-    /// As [`growing`](Self::growing), unless another thread has it, or this one.
+    /// As [`growing`](Self::growing), unless another thread or this one has it.
     pub(super) fn try_growing(&self) -> Option<Growing<'_>> {
         match self {
             Self::Vmm(vmm) => vmm.try_growing().map(|guard| Growing(Some(guard))),
@@ -86,7 +87,7 @@ impl Backing {
         }
     }
 
-    /// As [`grow`](Self::grow), for no stream. `None` if that fails, and with an upstream.
+    /// As [`grow`](Self::grow), but for no stream. `None` on failure, and with an upstream.
     pub(super) fn grow_ahead(&self, at: u64, bytes: u64, context: &Context) -> Option<Chunk> {
         match self {
             Self::Vmm(vmm) => vmm.grow(Some(at), bytes, context).ok(),
@@ -94,12 +95,12 @@ impl Backing {
         }
     }
 
-    /// Whether physical memory can get another address.
+    /// Whether physical memory can move to another address.
     pub(super) fn can_move(&self) -> bool {
         matches!(self, Self::Vmm(_))
     }
 
-    /// Each address that memory could go back to without a driver call, in order, and where that memory is.
+    /// The addresses that memory can move back to without a driver call, in order, and where that memory is now.
     pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
         match self {
             Self::Vmm(vmm) => vmm.aliases(),
@@ -107,8 +108,8 @@ impl Backing {
         }
     }
 
-    /// Gives the memory of a chunk another address, which is a place for it. `None` if that fails: the chunk is where it
-    /// was then.
+    /// Moves the memory of a chunk to another address with space for it. `None` if that fails: the chunk then stays
+    /// where it was.
     ///
     /// # Safety
     ///
@@ -120,13 +121,13 @@ impl Backing {
         context: &Context,
     ) -> Option<Chunk> {
         match self {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the same.
             Self::Vmm(vmm) => unsafe { vmm.relocate(chunk, to, context) },
             Self::Upstream(_) => None,
         }
     }
 
-    /// The chunk that an address is in.
+    /// The chunk that contains an address.
     pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
         match self {
             Self::Vmm(vmm) => vmm.chunk_at(address),
@@ -142,7 +143,7 @@ impl Backing {
         }
     }
 
-    /// Takes memory again for the addresses that sleep.
+    /// Takes memory again for the sleeping addresses.
     pub(super) fn wake(&self, stream: &Stream) -> Result<()> {
         match self {
             Self::Vmm(vmm) => vmm.wake(stream),
@@ -150,7 +151,7 @@ impl Backing {
         }
     }
 
-    /// A place for so many bytes, if places are known before memory is there.
+    /// Addresses for this many bytes; `None` on failure, and with an upstream.
     pub(super) fn reserve(&self, bytes: u64) -> Option<u64> {
         match self {
             Self::Vmm(vmm) => vmm.reserve(bytes).ok(),
@@ -166,7 +167,7 @@ impl Backing {
         }
     }
 
-    /// Whether the chunk is still there, after it was to be released.
+    /// Whether the arena still has the chunk after an attempt to release it.
     pub(super) fn is_kept(&self, released: &Result<()>) -> bool {
         match self {
             Self::Vmm(_) => released.is_err(),
@@ -181,14 +182,14 @@ impl Backing {
     /// No block of it may be in use, and the host must know that all work with it is done.
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         match self {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the same.
             Self::Vmm(vmm) => unsafe { vmm.release(chunk) },
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the same.
             Self::Upstream(upstream) => unsafe { upstream.release(chunk) },
         }
     }
 
-    /// The most that the arena may hold.
+    /// The most bytes that the arena may hold.
     pub(super) fn max(&self) -> u64 {
         match self {
             Self::Vmm(vmm) => vmm.max,
@@ -203,7 +204,7 @@ impl Backing {
         }
     }
 
-    /// Driver calls made for it, without those of an upstream.
+    /// Driver calls that it has made, without those of an upstream.
     pub(super) fn calls(&self) -> u64 {
         match self {
             Self::Vmm(vmm) => vmm.calls(),
@@ -217,14 +218,14 @@ impl Backing {
 pub(super) struct Reserved {
     current: AtomicU64,
     peak: AtomicU64,
-    /// In chunks that are on their way back.
+    /// Bytes in chunks that are being given back.
     leaving: AtomicU64,
-    /// Not held, but to be taken again.
+    /// Bytes of sleeping addresses: not held, but to be taken again.
     asleep: AtomicU64,
 }
 
 impl Reserved {
-    /// Adds, unless that exceeds `max`, until the claim is dropped, or for good if it is kept.
+    /// Adds bytes, unless that exceeds `max`. Dropping the claim subtracts them again, unless it is kept.
     fn claim(&self, bytes: u64, max: u64) -> Result<Claim<'_>> {
         let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
         let relaxed = Ordering::Relaxed;
@@ -241,18 +242,18 @@ impl Reserved {
         self.current.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The bytes went back for a while.
+    /// The bytes were given back temporarily.
     fn falls_asleep(&self, bytes: u64) {
         self.subtract(bytes);
         self.asleep.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// They were taken again.
+    /// Sleeping bytes were taken again.
     fn wakes(&self, bytes: u64) {
         self.asleep.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of addresses whose memory went back for a while.
+    /// Bytes of sleeping addresses.
     pub(super) fn asleep(&self) -> u64 {
         self.asleep.load(Ordering::Relaxed)
     }
@@ -261,7 +262,7 @@ impl Reserved {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are not on their way back.
+    /// Bytes that are not being given back.
     pub(super) fn staying(&self) -> u64 {
         self.current()
             .saturating_sub(self.leaving.load(Ordering::Relaxed))
@@ -272,7 +273,7 @@ impl Reserved {
         self.leaving.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// It was given back, or could not be.
+    /// The chunk was given back, or could not be.
     pub(super) fn has_left(&self, bytes: u64) {
         self.leaving.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -286,15 +287,15 @@ impl Reserved {
     }
 }
 
-/// Bytes that count as held before they are, so that threads together stay under the limit. A panic of an upstream
-/// gives them up too.
+/// Bytes that count as held before they are, so that all threads together stay under the limit. A panic of an upstream
+/// drops the claim too.
 struct Claim<'a> {
     reserved: &'a Reserved,
     bytes: u64,
 }
 
 impl Claim<'_> {
-    /// The bytes are there.
+    /// The bytes are held now.
     fn keep(self) {
         let current = self.reserved.current();
         self.reserved.peak.fetch_max(current, Ordering::Relaxed);
@@ -308,7 +309,8 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The chunks of a map by address that lie wholly between two addresses. `bytes` says how large one is, if it is there.
+/// The chunks of a map by address that lie wholly between two addresses. `bytes` returns the size of a chunk; those
+/// without one are skipped.
 fn chunks_in<T>(
     chunks: &BTreeMap<u64, T>,
     from: u64,
@@ -327,7 +329,7 @@ fn chunks_in<T>(
         .collect()
 }
 
-/// The chunk of such a map that an address is in.
+/// The chunk of such a map that contains an address.
 fn chunk_at<T>(
     chunks: &BTreeMap<u64, T>,
     address: u64,

@@ -23,7 +23,7 @@ pub(in crate::arena) struct Upstream {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The stream in whose order blocks come and go, and whose context they need. Made for the first block.
+    /// The stream on which blocks are allocated and freed, and whose context they need. Created for the first block.
     own: Option<Stream>,
     /// Usable memory: address → bytes.
     chunks: BTreeMap<u64, u64>,
@@ -61,7 +61,7 @@ impl Upstream {
         if let Some(own) = &self.state().own {
             return Ok(own.clone());
         }
-        // Not under the lock. If two threads make a stream, one of the two is dropped.
+        // Not under the lock. If two threads create a stream, one of the two is dropped.
         let own = stream.context().stream()?;
         Ok(self.state().own.get_or_insert(own).clone())
     }
@@ -79,9 +79,9 @@ impl Upstream {
         Ok(grown)
     }
 
-    /// The bytes count as reserved.
+    /// The bytes are counted as reserved already.
     fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
-        // The resource may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
+        // The resource may hold locks, so nothing must be given back to it meanwhile. None of ours is held.
         let _inside = ResourceCall::enter();
         let (address, layout) = self.take(bytes, own)?;
         let chunk = Chunk {
@@ -96,7 +96,7 @@ impl Upstream {
             )))
         };
         if let Err(error) = ready {
-            // SAFETY: the block came from there just now, and nobody used it.
+            // SAFETY: the block was just allocated there, and is unused.
             let _ = unsafe { give_back(&*self.resource.inner, address, layout, own) };
             return Err(error);
         }
@@ -122,7 +122,7 @@ impl Upstream {
             return Ok((address, exact));
         }
         // Not aligned to a granule: ask for one granule more.
-        // SAFETY: the block came from there just now, and nobody used it.
+        // SAFETY: the block was just allocated there, and is unused.
         unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
         let wider = layout(bytes.saturating_add(GRANULE))?;
         Ok((self.resource.allocate(wider, own)?, wider))
@@ -132,7 +132,7 @@ impl Upstream {
     ///
     /// As [`Backing::release`](super::Backing::release).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
-        // Out of the account before the call: the resource may hand the same block out again at once.
+        // Removed from the bookkeeping before the call: the resource may hand out the same block again at once.
         let (block, own) = {
             let mut state = self.state();
             let block = state.blocks.remove(&chunk.address);
@@ -142,12 +142,12 @@ impl Upstream {
         let (Some((address, layout)), Some(own)) = (block, own) else {
             return Ok(());
         };
-        // SAFETY: the block came from there as this layout, and the caller vouches that nothing uses it.
+        // SAFETY: the block was allocated there with this layout, and the caller guarantees that nothing uses it.
         let released = unsafe { give_back(&*self.resource.inner, address, layout, &own) };
         if took_effect(&released) {
             self.reserved.subtract(chunk.bytes);
-            // With nothing of the resource left, there is no reason to keep a context. The stream ends not
-            // under the lock.
+            // With no block of the resource left, there is no reason to keep a context. The stream is dropped outside
+            // the lock.
             let mut state = self.state();
             let last = state.blocks.is_empty().then(|| state.own.take());
             drop(state);

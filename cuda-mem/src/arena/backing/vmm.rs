@@ -1,4 +1,4 @@
-//! Backing by physical memory at addresses of our own choice, so that it grows without gaps.
+//! Backing by physical memory at addresses of our choice, so that it grows without gaps.
 
 mod aliases;
 mod sleep;
@@ -25,10 +25,10 @@ pub(in crate::arena) struct Vmm {
     device: Device,
     memory: PhysicalMemoryBuilder,
     access: Vec<(Location, Access)>,
-    /// How many addresses are reserved at a time, in bytes: for all memory of the device.
+    /// The size of one reservation of addresses, in bytes: all memory of the device.
     reservation: u64,
     pub(super) max: u64,
-    /// Held by the thread that grows, from when it finds that there is not enough.
+    /// Held by the thread that grows, from when it finds too little memory.
     growing: Mutex<()>,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
@@ -37,9 +37,9 @@ pub(in crate::arena) struct Vmm {
 
 #[derive(Debug, Default)]
 struct State {
-    /// There is a second one only when the first is used up, and has no gap that is large enough.
+    /// A second one is made only when the first is used up and has no large enough gap.
     reservations: Vec<Reservation>,
-    /// What is mapped, or sleeps, by address.
+    /// Mapped and sleeping memory, by address.
     chunks: BTreeMap<u64, Piece>,
     aliases: Aliases,
 }
@@ -51,13 +51,13 @@ struct Reservation {
     frontier: u64,
 }
 
-/// Physical memory is made in pieces of a share of what the arena holds, but within these limits, unless one growth would
-/// have too many. A smaller piece is free as a whole more often, and may then move; a move takes as long for a larger one.
-/// An arena with a limit of its own has the smallest.
+/// Physical memory is created in pieces of this share of what the arena holds, within these limits, unless one growth
+/// would have too many pieces. A smaller piece is more often entirely free, and can then move; moving a larger one
+/// takes no longer. An arena with its own limit uses the smallest size.
 const SHARE: u64 = 96;
 const SMALLEST_PIECE: u64 = 32 << 20;
 const LARGEST_PIECE: u64 = 128 << 20;
-/// The most pieces of one growth.
+/// The most pieces per growth.
 const MOST_PIECES: u64 = 64;
 
 /// Addresses that the arena uses.
@@ -67,11 +67,11 @@ enum Piece {
     Asleep(Asleep),
 }
 
-/// Addresses whose memory went back for a while.
+/// Addresses whose memory is given back temporarily.
 #[derive(Debug)]
 struct Asleep {
     bytes: u64,
-    /// What was there, unless it is lost.
+    /// The contents, unless they are lost.
     contents: Option<Vec<u8>>,
 }
 
@@ -92,7 +92,7 @@ impl Piece {
 }
 
 impl State {
-    /// Takes a mapping out of the account.
+    /// Removes a mapping from the bookkeeping.
     fn take_mapped(&mut self, address: u64) -> Option<Mapping> {
         match self.chunks.remove(&address)? {
             Piece::Mapped(mapping) => Some(mapping),
@@ -120,14 +120,15 @@ impl State {
         }
     }
 
-    /// The addresses that sleep.
+    /// The sleeping addresses.
     fn asleep(&self) -> Vec<u64> {
         let pieces = self.chunks.iter();
         let asleep = pieces.filter(|(_, piece)| matches!(piece, Piece::Asleep(_)));
         asleep.map(|(address, _)| *address).collect()
     }
 
-    /// Unmaps what was taken out of the account, wherever the memory is mapped. It is there again if that fails.
+    /// Unmaps a mapping that was removed from the bookkeeping, and the aliases of its memory. On failure it goes back
+    /// into the bookkeeping.
     fn unmap(&mut self, mapping: Mapping, vmm: &Vmm) -> Result<()> {
         let address = mapping.address();
         if let Err(error) = self.aliases.end_of(mapping.memory(), vmm) {
@@ -153,7 +154,7 @@ impl State {
         reservations.find_map(|reservation| self.gap_in(reservation, bytes))
     }
 
-    /// Memory went back from there, or moved.
+    /// A gap of at least `bytes`, where memory was given back or moved away.
     fn gap_in(&self, reservation: &Reservation, bytes: u64) -> Option<u64> {
         let mut start = reservation.range.address();
         for (address, piece) in self.chunks.range(start..reservation.frontier) {
@@ -165,14 +166,14 @@ impl State {
         None
     }
 
-    /// The reservation of an address.
+    /// The reservation that contains an address.
     fn reservation_at(&mut self, address: u64) -> Option<&mut Reservation> {
         let mut reservations = self.reservations.iter_mut();
         reservations
             .find(|reservation| (reservation.range.address()..reservation.end()).contains(&address))
     }
 
-    /// Whether nothing is mapped there.
+    /// Whether the range is reserved and unused.
     fn is_free(&self, address: u64, bytes: u64) -> bool {
         let mut reservations = self.reservations.iter();
         let is_inside = reservations.any(|reservation| {
@@ -189,14 +190,14 @@ impl State {
             return Err(Error::invalid(format!("{address:#x} is not reserved")));
         };
         let mapping = range.map(address - range.address(), memory)?;
-        // What fails here takes the mapping apart again.
+        // On failure, dropping the mapping unmaps it.
         mapping.set_accesses(&vmm.access)?;
         *frontier = (*frontier).max(address + mapping.size_bytes());
         self.chunks.insert(address, Piece::Mapped(mapping));
         Ok(())
     }
 
-    /// Nothing is mapped any more where this chunk was.
+    /// Lowers the frontier if it can be, after the chunk at this address was unmapped.
     fn lower_frontier(&mut self, address: u64) {
         let Some(reservation) = self.reservation_at(address) else {
             return;
@@ -216,14 +217,14 @@ impl Reservation {
         self.range.address() + self.range.size_bytes()
     }
 
-    /// Bytes from the frontier on.
+    /// Bytes after the frontier.
     fn room(&self) -> u64 {
         self.end() - self.frontier
     }
 }
 
 impl Vmm {
-    /// `None` where the device has no such thing, or not in granules of our size.
+    /// `None` if the device has no virtual memory management, or a granularity that does not divide ours.
     pub(in crate::arena) fn new(
         device: Device,
         peers: &[Device],
@@ -300,7 +301,7 @@ impl Vmm {
         Ok(grown)
     }
 
-    /// Bytes a piece, for a growth that counts as reserved already.
+    /// Bytes per piece, for a growth that is counted as reserved already.
     fn piece(&self, growth: u64) -> u64 {
         let is_limited = self.max < self.reservation;
         let largest = if is_limited {
@@ -312,7 +313,7 @@ impl Vmm {
         share.max(growth / MOST_PIECES).next_multiple_of(GRANULE)
     }
 
-    /// The bytes count as reserved.
+    /// The bytes are counted as reserved already.
     fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, context: &Context) -> Result<Chunk> {
         let _current = context.bind()?;
         let mut state = self.state();
@@ -336,7 +337,7 @@ impl Vmm {
         Ok(Chunk { address, bytes })
     }
 
-    /// Takes the pieces of a growth apart that failed later. Nobody has seen them.
+    /// Unmaps the pieces of a growth that failed later. No other code has seen them.
     fn unmap_new(&self, state: &mut State, address: u64, bytes: u64) {
         let pieces: Vec<u64> = state
             .chunks
@@ -344,13 +345,13 @@ impl Vmm {
             .map(|(address, _)| *address)
             .collect();
         for piece in pieces {
-            // Its drop takes the mapping apart.
+            // Dropping the mapping unmaps it.
             drop(state.chunks.remove(&piece));
         }
         state.lower_frontier(address);
     }
 
-    /// Addresses for this much memory, reserved anew if need be.
+    /// Addresses for this much memory, newly reserved if necessary.
     fn reserve_for(&self, state: &mut State, bytes: u64) -> Result<u64> {
         if let Some(address) = state.place_for(bytes) {
             return Ok(address);
@@ -373,7 +374,8 @@ impl Vmm {
         Ok(address)
     }
 
-    /// Maps the physical memory of a chunk elsewhere, where it may be mapped already. If that fails it stays where it is.
+    /// Maps the physical memory of a chunk at another address, where it may be mapped already. On failure it stays
+    /// where it is.
     ///
     /// # Safety
     ///
@@ -402,7 +404,7 @@ impl Vmm {
         })
     }
 
-    /// Each address that memory could go back to without a driver call, in order, and where that memory is.
+    /// The addresses that memory can move back to without a driver call, in order, and where that memory is now.
     pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
         self.state().aliases()
     }
@@ -414,7 +416,7 @@ impl Vmm {
 
     /// # Safety
     ///
-    /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
+    /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as unmapping requires (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
         let Some(mapping) = state.take_mapped(chunk.address) else {
@@ -431,7 +433,8 @@ impl Vmm {
 impl Drop for Vmm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // What was not released may still be in use. It stays, and its addresses with it. What sleeps has no users.
+        // Memory that was not released may still be in use, so it stays, and so do its addresses. Sleeping memory has
+        // no users.
         std::mem::take(&mut state.chunks)
             .into_values()
             .filter(|piece| matches!(piece, Piece::Mapped(_)))

@@ -1,4 +1,4 @@
-//! Blocks made of several free blocks that lie side by side.
+//! Blocks made of several adjacent free blocks.
 
 use super::{CentralHeap, SeenBlock, pages_in};
 use crate::arena::counters::Counters;
@@ -16,7 +16,7 @@ pub(super) struct Run {
 }
 
 impl CentralHeap {
-    /// Makes one block of several that lie side by side.
+    /// Merges several adjacent blocks into one.
     #[cold]
     pub(super) fn merge_run(&mut self, size: u32, own: CacheId) -> Option<Id> {
         let Some(run) = self.run(own, |run| run.end - run.start >= u64::from(size)) else {
@@ -27,17 +27,17 @@ impl CentralHeap {
         Some(run.first)
     }
 
-    /// The shortest run of usable blocks, more than one, for which this holds.
+    /// The shortest run of several usable blocks for which `holds` is true.
     fn run(&self, own: CacheId, holds: impl Fn(&Run) -> bool) -> Option<Run> {
         let headers = &self.heap.headers;
-        // Clean blocks merge where they touch, so each longer run has one of the stream's own.
+        // Adjacent clean blocks are always merged, so each run of several has one of the stream's own.
         let mine = self.heap.classes.at_least(headers, own + 1, 1);
         let runs = mine.map(|id| self.run_around(id, own));
         let long = runs.filter(holds);
         long.min_by_key(|run| (run.end - run.start, run.start))
     }
 
-    /// The usable blocks that touch this one.
+    /// The run of usable blocks around this one.
     pub(super) fn run_around(&self, id: Id, own: CacheId) -> Run {
         let headers = &self.heap.headers;
         let is_usable = |id: Id| {
@@ -58,7 +58,7 @@ impl CentralHeap {
         }
     }
 
-    /// Merges a block with as many behind it as a size takes. The rest of the last one keeps its last use.
+    /// Merges a block with as many after it as `size` needs. The rest of the last one keeps its last use.
     pub(super) fn merge(&mut self, first: Id, size: u32) {
         let Tlsf {
             headers, classes, ..
@@ -89,7 +89,7 @@ impl CentralHeap {
         classes.insert(headers, first);
     }
 
-    /// The shortest run of free blocks that holds a size, whatever streams used them last.
+    /// The shortest run of free blocks that can hold `size`, whichever streams used them last.
     #[cold]
     pub(in crate::arena) fn run_of_all(&self, size: u32) -> Option<Vec<SeenBlock>> {
         let headers = &self.heap.headers;
@@ -152,7 +152,7 @@ impl CentralHeap {
         Some(self.take(first, size, own, counters))
     }
 
-    /// So many units of pages that lie across several blocks, which are merged.
+    /// Pages of `least` units that span several blocks, which are merged.
     #[cold]
     pub(super) fn pages_of_run(&mut self, own: CacheId, least: u64) -> Option<(Id, FreePages)> {
         let page = |run: &Run| pages_in(run.start, run.end, least);
@@ -167,7 +167,7 @@ impl CentralHeap {
     }
 
     /// The precondition of growth, in debug builds: a request misses only if no run of memory that its stream may use
-    /// would do.
+    /// can hold it.
     #[cfg(debug_assertions)]
     fn assert_none(&self, own: CacheId, would_do: impl Fn(u64, u64) -> bool) {
         for (start, end) in self.usable_runs(own) {
@@ -194,7 +194,7 @@ impl CentralHeap {
         for id in blocks {
             let (start, end) = (headers[id].start(), headers[id].end());
             match runs.last_mut() {
-                // Blocks of two runs of memory may touch too.
+                // Blocks of two separate runs of memory may touch too.
                 Some(last) if Some(headers[id].before) == before => last.1 = end,
                 _ => runs.push((start, end)),
             }

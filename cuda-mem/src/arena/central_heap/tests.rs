@@ -9,10 +9,10 @@ use super::super::{PAGE, UNIT};
 use super::*;
 use truth::Truth;
 
-/// So many steps between two looks at all numbers.
+/// Steps between two checks of all numbers.
 const LOOK: u64 = 50;
 
-/// The pure parts of an arena, put together as `refill` and `giving` do it, on streams that are numbers.
+/// The parts of an arena that make no driver calls, combined as in `refill` and `free`, with numbers for streams.
 struct World {
     random: Random,
     truth: Truth,
@@ -20,18 +20,18 @@ struct World {
     counters: Counters,
     caches: Vec<(StreamCache, Counters)>,
     page_map: PageMap,
-    /// What is next in each stream that is handed out: start, size, the cache that asked.
+    /// Blocks in use: start, size, the cache that requested it.
     live: Vec<(u64, u32, CacheId)>,
     /// The epoch of the next event.
     now: u64,
-    /// By cache: what the host has seen of it.
+    /// By cache: the epoch that the host has seen done.
     done: Vec<u64>,
     /// By cache: events that the host has not seen yet.
     events: Vec<Vec<(u64, Vec<u64>)>>,
-    /// Where more memory comes from.
+    /// The address of the next new memory.
     frontier: u64,
     gone: Vec<(u64, u64)>,
-    /// How often memory changed caches behind a wait.
+    /// How often memory changed caches after a wait.
     taken_over: u32,
 }
 
@@ -123,7 +123,7 @@ impl World {
 
     fn allocate(&mut self) {
         let (cache, size) = (self.some_cache(), self.size());
-        // Some caches keep larger blocks too, at times.
+        // Caches sometimes keep larger blocks too.
         let start = if is_small(size) || self.random.below(3) == 0 {
             self.of_pages(cache, size)
         } else {
@@ -158,7 +158,7 @@ impl World {
             Some(pages) => (pages.start, pages.units),
             None => self.more(1 + least / PAGE_UNITS),
         };
-        // The pages are the cache's stream's to use from now on.
+        // The cache's stream may use the pages from now on.
         self.truth.check(start, units, cache);
         self.page_map.set(start * UNIT, units * UNIT, Some(cache));
         let (to, counters) = &mut self.caches[cache as usize];
@@ -176,7 +176,7 @@ impl World {
         Some(pages.expect("nothing has happened to it"))
     }
 
-    /// No run of memory that the cache may use, as far as the central heap know, would have done.
+    /// Checks that no run of memory that the cache may use, as far as the central heap knows, would have sufficed.
     fn refused(&self, cache: CacheId, would_do: impl Fn(u64, u64) -> bool) {
         for (start, end) in self.central.usable_runs(cache) {
             assert!(!would_do(start, end), "{start} to {end} was passed over");
@@ -226,7 +226,7 @@ impl World {
         }
     }
 
-    /// Pages that are new, or were freed.
+    /// Pages that are new, or were given back earlier.
     fn more(&mut self, pages: u64) -> (u64, u64) {
         let units = pages * PAGE_UNITS;
         let again = self.gone.iter().position(|gone| gone.1 == units);
@@ -247,7 +247,7 @@ impl World {
         }
         let which = self.random.below(self.live.len() as u64) as usize;
         let (start, size, user) = self.live.swap_remove(which);
-        // In the order of another stream only once that waits for the one that used it.
+        // Another stream may free it only once it waits for the one that used it.
         let cache = match self.random.below(4) {
             0 => self.some_cache(),
             _ => user,
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    /// All numbers fit together.
+    /// Checks that all numbers are consistent.
     fn query(&self) {
         let caches = || self.caches.iter();
         let common = self.central.heap();
@@ -379,7 +379,7 @@ impl World {
         assert_eq!((units, blocks), (live, self.live.len() as u64));
     }
 
-    /// Everything comes back, and all is one again.
+    /// Frees everything, and checks that all memory could be given back.
     fn finish(mut self) -> u32 {
         while !self.live.is_empty() {
             self.free();
@@ -439,6 +439,6 @@ fn no_memory_comes_to_a_stream_before_its_last_user_is_done() {
     for &(caches, seed) in if cfg!(miri) { few } else { many } {
         taken_over += run(caches, seed, steps);
     }
-    // Runs that never get there show nothing.
+    // Runs that take over no memory prove nothing.
     assert!(cfg!(miri) || taken_over > 200, "{taken_over}");
 }

@@ -5,7 +5,7 @@ use super::super::last_use::LastUse;
 use super::super::random::Random;
 use super::*;
 
-/// Starts that lie as blocks do: some close together, some whole pages or gigabytes apart.
+/// Starts spread like those of blocks: some close together, some whole pages or gigabytes apart.
 fn start(random: &mut Random) -> u64 {
     match random.below(4) {
         0 => random.below(300),
@@ -24,7 +24,7 @@ fn it_finds_what_a_hash_map_finds() {
     for step in 0..steps {
         let start = start(&mut random);
         assert_eq!(index.find(&headers, start), model.get(&start).copied());
-        // Times of growth and times of decline.
+        // Phases of growth and of decline alternate.
         let grows = (step / (steps / 3).min(500)).is_multiple_of(2);
         if random.below(4) == 0 || model.contains_key(&start) && !grows {
             let removed = index.remove(&mut headers, start);

@@ -68,13 +68,13 @@ fn several_blocks_of_a_size_are_cached_up_to_a_page_in_all() {
             .next()
             .is_some_and(|start| last_freed.put(Block { start, size }).is_none())
     };
-    // 40 units each time, until a page is full.
+    // Three sizes, up to the limit of each.
     let rounds = (0..DEPTH)
         .map(|_| (38..=40).all(&mut put))
         .filter(|kept| *kept);
     assert_eq!(rounds.count(), DEPTH);
     assert!(!put(40), "there is a limit for each size");
-    // One of each size is beyond the page.
+    // One block of each size may exceed the page.
     assert!((50..=SMALL).all(&mut put));
     assert!(!(50..=SMALL).any(&mut put));
     assert!(last_freed.units() > PAGE_UNITS);

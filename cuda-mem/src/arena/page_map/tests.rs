@@ -13,7 +13,7 @@ fn it_knows_what_a_map_of_pages_knows() {
     let leaf = LEAF as u64;
     // Around the borders of leaves and at both ends of the addresses.
     let places = [leaf - 4, END / PAGE - 8, 0, 5 * leaf - 4];
-    // Each leaf that is touched takes Miri seconds.
+    // Each leaf that is touched costs seconds under Miri.
     let some = if cfg!(miri) { 1 } else { 4 };
     for _ in 0..if cfg!(miri) { 30 } else { 20_000 } {
         let near = places[random.below(some) as usize];

@@ -1,4 +1,4 @@
-//! Who gets which cache.
+//! Which thread gets which cache.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ fn own(caches: &Arc<ThreadCaches>) -> Option<&ThreadCache> {
     caches.of_thread(ARENA, STREAM, number())
 }
 
-/// Comes often enough.
+/// Asks often enough to get a cache.
 fn come(caches: &Arc<ThreadCaches>) -> &ThreadCache {
     let mut all = (0..TRIES).map(|_| own(caches));
     all.find_map(|cache| cache).expect("it came often")
@@ -73,7 +73,7 @@ fn threads_that_live_at_once_have_caches_of_their_own() {
     let mine = mine.addr();
     thread::scope(|scope| {
         let other = scope.spawn(|| assert_ne!(std::ptr::from_ref(come(&caches)).addr(), mine));
-        // The end of the scope alone does not wait for what the thread does last.
+        // The end of the scope alone does not wait for the thread's thread-local destructors.
         other.join().expect("another one");
     });
     assert_eq!(caches.iter().count(), 2);

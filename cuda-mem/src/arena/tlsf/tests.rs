@@ -8,17 +8,17 @@ use super::super::size_classes::place;
 use super::*;
 use model::{Block, HUGE, Model, Outcome, Use, last_use};
 
-/// Numbers that choose among what there is at that moment are taken as remainders.
+/// Numbers that choose among the current blocks are taken modulo their count.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Pages come, in one of some places that may touch.
+    /// Adds pages in one of several places, which may touch.
     Add {
         place: u64,
         pages: u64,
         last: Use,
         used: u32,
     },
-    /// More than a header can say.
+    /// Adds more than a header can hold.
     AddHuge {
         place: u64,
         units: u64,
@@ -28,18 +28,18 @@ enum Step {
     Free(usize, Use),
     FreeTwice(usize, Use),
     FreeUnknown(u64),
-    /// A part of a free block goes.
+    /// Removes a part of a free block.
     Cut {
         block: usize,
         from: u64,
         units: u64,
     },
-    /// All whole pages of a free block go, as they are told.
+    /// Removes all whole pages of a free block, as `free_pages` returns them.
     CutPages(usize, u64),
     Tail(u64),
 }
 
-/// A cache's memory is its own.
+/// The memory of a cache has no last user.
 fn last() -> impl Strategy<Value = Use> {
     Just(None)
 }
@@ -78,7 +78,7 @@ struct World {
 }
 
 impl World {
-    /// The free blocks as the fit has them: huge ones may be several.
+    /// The free blocks as the heap has them: a huge one may be several.
     fn free(&self) -> Vec<(u64, u64, LastUse)> {
         let ids = self.heap.classes.at_least(&self.heap.headers, 1);
         let headers = ids.map(|id| self.heap.headers[id]);
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// One of the smallest blocks that are large enough was taken, if there is one.
+    /// Checks that one of the smallest blocks that are large enough was taken, if there is one.
     fn took(&mut self, free: &[(u64, u64, LastUse)], size: u32, got: Option<u64>) -> Outcome {
         let size = u64::from(size);
         let Some(start) = got else {
@@ -199,7 +199,7 @@ impl World {
         let start = block.0 + from % block.1;
         let end = block.0 + block.1;
         let units = 1 + units % (end - start);
-        // One unit more is not all of this block.
+        // One unit more goes beyond this block.
         prop_assert!(!self.heap.cut(start, end - start + 1), "too much");
         prop_assert!(self.heap.cut(start, units));
         self.model.cut(start, units)
@@ -240,7 +240,7 @@ fn it_knows_what_a_naive_map_of_blocks_knows() {
                 .and_then(|()| world.model.check(&world.heap));
             outcome.map_err(|error| TestCaseError::fail(format!("{step:?}: {error}")))?;
         }
-        // All comes back, and goes.
+        // Frees everything, and removes it.
         for block in world.model.used() {
             world.free_block(&[block], 0, None)?;
         }

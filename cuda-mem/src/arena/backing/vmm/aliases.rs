@@ -1,4 +1,4 @@
-//! Addresses that memory was moved from. It stays mapped there, so that it can go back without a driver call.
+//! Addresses that memory was moved from. It stays mapped there, so that it can move back without a driver call.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use super::{Piece, State, Vmm};
 use crate::base::error::Result;
 use crate::mapped::vmm::{Mapping, PhysicalMemory};
 
-/// By address, at most one for each piece of memory. No access goes through these.
+/// By address, at most one per piece of memory. Memory is never accessed through them.
 #[derive(Debug, Default)]
 pub(super) struct Aliases(BTreeMap<u64, Mapping>);
 
 impl Aliases {
-    /// Those of a piece of memory.
+    /// The aliases of a piece of memory.
     fn of(&self, memory: &PhysicalMemory) -> Vec<u64> {
         let raw = memory.as_raw();
         let aliases = self.0.iter();
@@ -22,7 +22,7 @@ impl Aliases {
             .collect()
     }
 
-    /// Those that lie in a range, or partly.
+    /// The aliases that overlap a range.
     fn within(&self, address: u64, bytes: u64) -> Vec<u64> {
         let before = self.0.range(..address + bytes).rev();
         before
@@ -47,26 +47,26 @@ impl Aliases {
         Ok(())
     }
 
-    /// Something else is to be mapped there.
+    /// Unmaps the aliases where something else is to be mapped.
     pub(super) fn end_within(&mut self, address: u64, bytes: u64, vmm: &Vmm) -> Result<()> {
         self.end(self.within(address, bytes), vmm)
     }
 
-    /// The memory is to go back to the device.
+    /// Unmaps the aliases of memory that is to go back to the device.
     pub(super) fn end_of(&mut self, memory: &PhysicalMemory, vmm: &Vmm) -> Result<()> {
         self.end(self.of(memory), vmm)
     }
 
-    /// The memory is used at another address from now on.
+    /// Keeps a mapping as an alias: its memory is used at another address from now on.
     pub(super) fn keep(&mut self, mapping: Mapping, vmm: &Vmm) {
-        // If it stays mapped at a third address, that does no harm.
+        // A mapping that stays at a third address is harmless.
         drop(self.end_of(mapping.memory(), vmm));
         self.0.insert(mapping.address(), mapping);
     }
 }
 
 impl State {
-    /// Memory is used again at an address that it is still mapped at. `false` if it is not.
+    /// Swaps a chunk's mapping with the alias of its memory at `to`. `false` if there is no such alias.
     pub(super) fn switch(&mut self, chunk: Chunk, to: u64) -> bool {
         let (Some(now), Some(alias)) = (self.mapped(chunk.address), self.aliases.0.get(&to)) else {
             return false;
@@ -87,7 +87,7 @@ impl State {
         true
     }
 
-    /// Each address that memory could go back to, in order, and where that memory is.
+    /// The addresses that memory can move back to, in order, and where that memory is now.
     pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
         let mapped = self
             .chunks

@@ -1,4 +1,4 @@
-//! Physical memory that goes back for a while.
+//! Giving physical memory back temporarily.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::stream::Stream;
 
 impl Vmm {
-    /// Gives all memory back and keeps the addresses. For the thread that has the turn to grow, once nothing uses the
-    /// memory. Nothing has happened if the contents could not be kept.
+    /// Gives all memory back and keeps the addresses. The caller holds the turn to grow, and nothing uses the memory.
+    /// If the contents cannot be kept, nothing changes.
     pub(in crate::arena) fn sleep(&self, contents: SleepContents, stream: &Stream) -> Result<()> {
         let chunks = self.chunks_in(0, u64::MAX);
         let mut kept = BTreeMap::new();
@@ -35,7 +35,7 @@ impl Vmm {
         Ok(())
     }
 
-    /// Takes memory for all addresses that sleep. For the thread that has the turn to grow.
+    /// Takes memory for all sleeping addresses. The caller holds the turn to grow.
     pub(in crate::arena) fn wake(&self, stream: &Stream) -> Result<()> {
         let asleep = self.state().asleep();
         asleep
@@ -70,7 +70,7 @@ impl Vmm {
             .view(Chunk { address, bytes }, stream)
             .copy_from(contents);
         if filled.is_err() {
-            // The contents are not there, so the memory is not either.
+            // Without its contents, the memory goes back to sleep.
             let mut state = self.state();
             if let Some(mapping) = state.take_mapped(address) {
                 state.unmap(mapping, self)?;
@@ -81,11 +81,11 @@ impl Vmm {
         filled
     }
 
-    /// The memory of a chunk, for copies that are done when this is dropped.
+    /// A view of a chunk for copies, which are done when it is dropped.
     fn view(&self, chunk: Chunk, stream: &Stream) -> DeviceBuffer<u8> {
-        // A chunk is mapped as a whole, so it is no larger than what a `usize` counts.
+        // A chunk is mapped as a whole, so its size fits a `usize`.
         let len = usize::try_from(chunk.bytes).unwrap_or(0);
-        // SAFETY: the chunk is mapped, and nobody else uses it, as the caller of `Arena::sleep` vouches.
+        // SAFETY: the chunk is mapped, and nothing else uses it, as the caller of `Arena::sleep` guarantees.
         let mut view = unsafe { DeviceBuffer::borrow_raw(stream, chunk.address, len, ()) };
         view.set_device(Some(self.device));
         view

@@ -1,8 +1,8 @@
-//! What may be handed out to whom, case by case.
+//! Which cache may get which memory, case by case.
 
 use super::*;
 
-/// Of more than one cache.
+/// A heap of more than one cache.
 fn shared() -> CentralHeap {
     let mut central = CentralHeap::default();
     central.share(0, 0);
@@ -19,7 +19,7 @@ fn a_cache_that_nothing_is_known_of_is_not_done() {
     assert_eq!(central.allocate(300, 3, &counters), Some(0));
 }
 
-/// Two blocks of a stream with one of nobody's between them, and one of another stream behind.
+/// Two blocks of a stream with a clean one between them, followed by one of another stream.
 #[test]
 fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
     let mut central = shared();
@@ -41,7 +41,7 @@ fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
     assert_eq!(central.allocate(3 * quarter + 1, 1, &counters), None);
     let most = central.allocate(3 * quarter - 10, 1, &counters);
     assert_eq!(most, Some(0));
-    // What is left of the last one is still the stream's.
+    // The rest of the last one is still the stream's.
     assert_eq!(central.allocate(10, 0, &counters), None);
     assert_eq!(
         central.allocate(10, 1, &counters),
@@ -49,7 +49,7 @@ fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
     );
 }
 
-/// A run may begin with a block of nobody's.
+/// A run may begin with a clean block.
 #[test]
 fn what_several_used_is_found_from_its_first_block_on() {
     let mut central = shared();
@@ -86,7 +86,7 @@ fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
     assert_eq!(central.allocate(2 * page + 1, 0, &counters), None);
     central.note_done(1, 9);
     assert_eq!(central.allocate(3 * page, 0, &counters), Some(0));
-    // What comes back after that is known to be done.
+    // A block freed in an epoch that is done is clean at once.
     central.free(0, LastUse::new(1, 8)).expect("it is live");
     assert_eq!(central.allocate(3 * page, 7, &counters), Some(0));
 }

@@ -1,11 +1,10 @@
-//! What really happens: which point of which stream each piece of memory was last used at, and which points
-//! come before which.
+//! The ground truth: at which point of which stream each piece of memory was last used, and which points precede which.
 
 use std::collections::BTreeMap;
 
 use crate::arena::page_map::CacheId;
 
-/// A point in the order of all streams: for each, how much of it comes before.
+/// A point in the order of all streams, as a vector clock: for each stream, how many of its steps precede the point.
 type Point = Vec<u64>;
 
 /// The last step of a stream that used a piece.
@@ -14,13 +13,13 @@ type Use = Option<(CacheId, u64)>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     Held,
-    /// Until this step of this stream.
+    /// Last used by this step of this stream.
     Free(Use),
 }
 
 pub(super) struct Truth {
     pieces: BTreeMap<u64, (u64, Piece)>,
-    /// By stream: what comes before its next step.
+    /// By stream: what precedes its next step.
     points: Vec<Point>,
     /// What the host has seen.
     host: Point,
@@ -35,7 +34,7 @@ impl Truth {
         }
     }
 
-    /// What comes before an event that is set now.
+    /// What precedes an event that is recorded now.
     pub(super) fn point(&self, cache: CacheId) -> Point {
         self.points[cache as usize].clone()
     }
@@ -53,7 +52,7 @@ impl Truth {
         self.pieces.insert(start, (units, Piece::Free(None)));
     }
 
-    /// Takes out a part that must be free, and says who used what of it last.
+    /// Removes a part that must be free, and returns its last uses.
     fn carve(&mut self, start: u64, units: u64) -> Vec<(u64, u64, Use)> {
         let end = start + units;
         let mut uses = Vec::new();
@@ -86,7 +85,7 @@ impl Truth {
         })
     }
 
-    /// This free memory may be used by that stream.
+    /// Checks that the stream may use this free memory.
     pub(super) fn check(&mut self, start: u64, units: u64, cache: CacheId) {
         for (at, size, last) in self.carve(start, units) {
             assert!(
@@ -103,7 +102,7 @@ impl Truth {
         self.pieces.insert(start, (units, Piece::Held));
     }
 
-    /// The next step of the stream is the last one that uses this.
+    /// Frees a block; the stream's next step is its last use.
     pub(super) fn free(&mut self, start: u64, cache: CacheId) {
         let step = &mut self.points[cache as usize][cache as usize];
         *step += 1;
@@ -112,12 +111,12 @@ impl Truth {
         piece.1 = Piece::Free(Some((cache, *step)));
     }
 
-    /// Free memory that a stream might use goes on to others.
+    /// Free memory that a stream may use goes to others.
     pub(super) fn pass_on(&mut self, start: u64, units: u64, cache: CacheId) {
         self.check(start, units, cache);
     }
 
-    /// Memory goes back to the device: the host has seen the end of all that used it.
+    /// Memory goes back to the device: the host must have seen the end of all its uses.
     pub(super) fn leave(&mut self, start: u64, units: u64) {
         for (at, _, last) in self.carve(start, units) {
             let over = last.is_none_or(|(user, step)| step <= self.host[user as usize]);

@@ -1,13 +1,13 @@
-//! What the bookkeeping takes of the host.
+//! Host memory that the bookkeeping takes.
 
 use super::super::super::random::Random;
 use super::super::*;
 use super::model::HUGE;
 
-/// So many blocks where bytes are counted.
+/// Blocks in the tests that count bytes.
 const MANY: u64 = if cfg!(miri) { 200 } else { 100_000 };
 
-/// A fit with many live blocks of sizes up to this, and these blocks.
+/// A heap with many live blocks of sizes up to `largest`, and these blocks.
 fn many(largest: u64, random: &mut Random) -> (Tlsf, Vec<u64>) {
     let mut heap: Tlsf = Tlsf::default();
     let mut end = 0;
@@ -25,7 +25,7 @@ fn many(largest: u64, random: &mut Random) -> (Tlsf, Vec<u64>) {
     (heap, blocks)
 }
 
-/// The worst case: a gap behind every block, and the tables as large as they were with twice as many.
+/// The worst case: a gap behind every block, and tables still sized for twice as many blocks.
 #[test]
 fn a_live_block_with_a_gap_behind_it_takes_little_more() {
     for (largest, blocks) in [(4, MANY), (256, MANY / 2 + 1), (256, MANY * 3 / 4)] {
@@ -37,14 +37,14 @@ fn a_live_block_with_a_gap_behind_it_takes_little_more() {
         }
         let count = MANY - blocks.div_ceil(2);
         let bytes = (heap.bytes() - Tlsf::<SizeClasses>::default().bytes()) as u64;
-        // Tables grow by 64 at least, which counts where there are few.
+        // Tables grow by at least 64 entries, which matters if there are few.
         assert!(bytes <= 104 * count + 4096, "{largest}: {}", bytes / count);
     }
 }
 
 #[test]
 fn a_live_block_takes_less_than_a_hundred_bytes_of_the_host() {
-    // What an empty one takes is there once, whatever comes.
+    // The bytes of an empty heap are a fixed cost.
     let bytes = |heap: &Tlsf| heap.bytes() - Tlsf::<SizeClasses>::default().bytes();
     for largest in [4, 256, 5000] {
         let mut random = Random::new(largest);
@@ -63,7 +63,7 @@ fn a_live_block_takes_less_than_a_hundred_bytes_of_the_host() {
             "{largest}: {}",
             bytes(&heap)
         );
-        // Again as many, in the gaps or behind.
+        // As many again, in the gaps or behind them.
         for start in blocks.iter().step_by(3) {
             let size = 1 + random.below(largest) as u32;
             if heap.allocate(size).is_none() {
@@ -85,7 +85,7 @@ fn a_live_block_takes_less_than_a_hundred_bytes_of_the_host() {
 
 #[test]
 fn a_byte_that_is_free_or_large_costs_nothing() {
-    // The lists grow by an eighth at a time.
+    // The tables grow in steps.
     let same = |heap: &Tlsf, other: &Tlsf| {
         let (one, other) = (heap.bytes(), other.bytes());
         assert!(one.abs_diff(other) <= other / 8 + 4096, "{one} and {other}");

@@ -1,5 +1,5 @@
-//! What a fit should know, kept as naively as can be: pieces of memory by address, each with its true last
-//! user. And a walk over all headers of a fit that compares.
+//! A naive model of a heap: pieces of memory by address, each with its true last user. And a walk over all headers of a
+//! heap, to compare the two.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::arena::header::{Id, NONE, State};
 use crate::arena::last_use::LastUse;
 use crate::arena::page_map::CacheId;
 
-/// From here on there are runs that are more than a header can say.
+/// From this address on there are runs that are larger than a header can hold.
 pub(super) const HUGE: u64 = 1 << 38;
 
 pub(super) type Outcome = Result<(), TestCaseError>;
 
-/// Who used a piece last, and the epoch then. `None`: nobody.
+/// The last user of a piece, and the epoch of that use, if any.
 pub(super) type Use = Option<(CacheId, u64)>;
 
 pub(super) fn last_use(last: Use) -> LastUse {
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// Takes a part of free memory out, and says whether all of it was free.
+    /// Removes a part of free memory, and returns whether all of it was free.
     fn carve(&mut self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {
@@ -104,7 +104,7 @@ impl Model {
         Ok(())
     }
 
-    /// How large the used block was.
+    /// Frees a used block, and returns its size.
     pub(super) fn free(&mut self, start: u64, last: Use) -> Option<u64> {
         let (size, piece) = self.0.get_mut(&start)?;
         if *piece != Piece::Used {
@@ -124,7 +124,7 @@ impl Model {
         .collect()
     }
 
-    /// Free memory without gaps, however large.
+    /// Contiguous free memory, however large.
     pub(super) fn free_blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
         for (start, (size, kind)) in &self.0 {
@@ -144,7 +144,7 @@ impl Model {
         blocks
     }
 
-    /// The true last uses of what lies here.
+    /// The true last uses of the free memory here.
     fn uses(&self, start: u64, end: u64) -> Vec<Use> {
         let pieces = self.0.range(..end).rev();
         pieces
@@ -160,7 +160,7 @@ impl Model {
         self.0.values().map(|(size, _)| size).sum()
     }
 
-    /// Holds a fit against this.
+    /// Compares a heap with this model.
     pub(super) fn check(&self, heap: &Tlsf) -> Outcome {
         let walked = walk(heap)?;
         let used: Vec<_> = self.used().iter().map(|b| (b.start, b.size)).collect();
@@ -170,7 +170,7 @@ impl Model {
         };
         prop_assert_eq!(of(State::Used), used, "used blocks");
         let free = of(State::Free);
-        // Neighbours that are free are one block, unless they were once too many for one.
+        // Free neighbours are one block, unless they were once too large for one.
         let mut merged: Vec<(u64, u64)> = Vec::new();
         for (start, size) in &free {
             match merged.last_mut() {
@@ -277,7 +277,7 @@ fn walk(heap: &Tlsf) -> Result<Vec<(u64, u64, State, LastUse)>, TestCaseError> {
     Ok(all)
 }
 
-/// A last use says no less than what is true of a piece.
+/// Checks that a last use covers the true one of a piece.
 pub(super) fn covers(last_use: LastUse, last: Use) -> Outcome {
     let Some((user, epoch)) = last else {
         return Ok(());
