@@ -1,9 +1,9 @@
-//! What this crate adds to the driver's own calls, and what opening the driver costs.
+//! The overhead of this crate over the driver's own calls, and the cost of opening the driver.
 //!
-//! `cargo bench -p cuda-mem --bench driver_calls [-- --json]`. Method: rounds of raw driver calls and
-//! of the same work through `MemoryPool`, turn by turn on one pool and stream, so that both meet the
-//! same clocks and caches. Times are medians over the rounds; the ratio is the median of the rounds'
-//! own ratios, because the clock of a CPU wanders between rounds but hardly within one.
+//! `cargo bench -p cuda-mem --bench driver_calls [-- --json]`. Method: rounds of raw driver calls and of the same work
+//! through `MemoryPool` alternate on one pool and stream, so that both see the same clocks and caches. Times are
+//! medians over the rounds; the ratio is the median of the rounds' own ratios, because a CPU's clock drifts between
+//! rounds but hardly within one.
 
 mod common;
 
@@ -20,7 +20,7 @@ use serde_json::json;
 use common::{cpu, middle, open};
 
 const ROUNDS: usize = 1001;
-/// Rounds before the first that counts: memory is mapped and clocks rise.
+/// Uncounted rounds at the start, while memory is mapped and clocks rise.
 const WARM_UP: usize = 200;
 const PAIRS: usize = 50;
 const SIZES: [usize; 5] = [256, 4 << 10, 1 << 20, 16 << 20, 256 << 20];
@@ -105,7 +105,7 @@ fn method() -> String {
     )
 }
 
-/// From now on an event serves one wait.
+/// Launches a graph. After that, an event serves only one wait.
 fn launch_a_graph(stream: &Stream) -> Result<()> {
     let (graph, ()) = stream.capture(CaptureMode::default(), |capture| {
         capture.alloc::<u8>(4096)?.as_mut_slice().fill(1)
@@ -135,7 +135,7 @@ fn pair(driver: Driver, pool: &MemoryPool, stream: &Stream, bytes: usize) -> Res
             // SAFETY: pool and stream are live.
             let code = unsafe { allocate(&raw mut address, bytes, raw_pool, raw_stream) };
             ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-            // SAFETY: allocated just now, and not used.
+            // SAFETY: allocated just now, and unused.
             let code = unsafe { free(black_box(address), raw_stream) };
             ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
         }
@@ -149,7 +149,7 @@ fn pair(driver: Driver, pool: &MemoryPool, stream: &Stream, bytes: usize) -> Res
     };
     let (mut raw_rounds, mut our_rounds, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..WARM_UP + ROUNDS {
-        // Neither is always the first after the other's work.
+        // The order alternates, so that neither always follows the other's work.
         let (raw_ns, our_ns) = if round % 2 == 0 {
             let raw_ns = timed(raw)?;
             (raw_ns, timed(ours)?)
@@ -171,7 +171,7 @@ fn pair(driver: Driver, pool: &MemoryPool, stream: &Stream, bytes: usize) -> Res
     })
 }
 
-/// Nanoseconds for one of the `PAIRS` turns of `work`.
+/// Nanoseconds for one of the `PAIRS` iterations of `work`.
 fn timed(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
@@ -195,8 +195,8 @@ struct Opening {
     functions: usize,
 }
 
-/// The library is open already, so `dlopen` is what it costs to find it again; the table is filled
-/// as at the first time.
+/// The library is already open, so `dlopen` is the cost of finding it again; the table is filled as on the first
+/// opening.
 fn opening(driver: Driver) -> Result<Opening> {
     let path = driver.library_path().context("the driver has no path")?;
     let mut dlopen = Vec::new();
@@ -204,7 +204,7 @@ fn opening(driver: Driver) -> Result<Opening> {
     let mut functions = 0;
     for _ in 0..21 {
         let start = Instant::now();
-        // SAFETY: it is the driver that is open already.
+        // SAFETY: this is the driver that is already open.
         let library = unsafe { libloading::Library::new(path) }?;
         dlopen.push(start.elapsed().as_nanos() as f64 / 1e3);
         let start = Instant::now();

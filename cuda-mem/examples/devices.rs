@@ -1,4 +1,4 @@
-//! The devices of this machine, before and after one of them is used, and what each step takes of its memory.
+//! Lists the devices of this machine before and after one of them is used, and the memory that each step takes.
 //!
 //! ```sh
 //! cargo run --example devices                   # uses the last device
@@ -79,7 +79,7 @@ impl Machine {
         let header = ["device", "name", "free", "total", "MIG", "context"];
         let mut states = table(header);
         for device in &self.devices {
-            // Only NVML knows it without a context.
+            // Without a context, only NVML reports these.
             let unknown = || "-".to_owned();
             let (mut index, mut free, mut mig) = (unknown(), unknown(), unknown());
             if let Some(nvml) = &self.nvml {
@@ -172,7 +172,7 @@ impl Machine {
         step("everything else is dropped")
     }
 
-    /// Bytes in use on each device as NVML says, or zeros without it.
+    /// Bytes in use on each device according to NVML, or zeros without it.
     fn used(&self) -> Result<Vec<u64>> {
         let used = |device: &Device| match &self.nvml {
             Some(nvml) => Ok(device.nvml(nvml)?.memory()?.used),

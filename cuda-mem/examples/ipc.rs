@@ -48,13 +48,13 @@ fn export(name: &str, device: &Device, stream: &Stream) -> Result<()> {
     say!("waiting: start this program in another terminal too")?;
     let channel = listener.accept()?;
     channel.send_pool(&pool)?;
-    channel.lend(&mut numbers)?.wait()?; // until the other process gives it back, or ends
+    channel.lend(&mut numbers)?.wait()?; // until the other process returns it, or exits
     say!("the other process left {}", list(&numbers.to_vec()?))
 }
 
 fn import(channel: &Channel, device: &Device, stream: &Stream) -> Result<()> {
     let pool = channel.receive_pool(device)?;
-    // SAFETY: the other end is this program, which lends the buffer until it is given back.
+    // SAFETY: the other end is this program, which lends the buffer until it is returned.
     let mut numbers = unsafe { channel.receive_buffer::<i32>(&pool, stream) }?;
     let found = numbers.to_vec()?;
     say!("the other process sent {}", list(&found))?;

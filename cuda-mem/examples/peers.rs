@@ -1,4 +1,4 @@
-//! Which devices reach each other's memory, and the two ways to bring bytes from one to another.
+//! Which devices can access each other's memory, and the two ways to move bytes between devices.
 //!
 //! ```sh
 //! cargo run --example peers                          # on the GPUs of this machine
@@ -50,11 +50,11 @@ fn show(from: &Device, to: &Device) -> Result<()> {
     let here = from.primary_context()?.stream()?;
     let there = to.primary_context()?.stream()?;
 
-    // A copy works between any two devices, through the host if need be.
+    // A copy works between any two devices, through the host if necessary.
     let copied = copy(&here, &there)?;
     say!("{from} to {to}: {} copied", bytes(copied as u64))?;
 
-    // A peer may work on the memory itself, once its pool allows that.
+    // A peer can access the memory directly, once its pool allows that.
     if !to.can_access_peer(from)? {
         return say!("{from} to {to}: not peers, so no direct access");
     }

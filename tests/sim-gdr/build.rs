@@ -1,5 +1,5 @@
-//! Exists for two reasons: `OUT_DIR` then leads `library_path()` to the built library, and the
-//! library binds to its own functions even where a real driver is loaded globally.
+//! Has two purposes: `OUT_DIR` lets `library_path()` find the built library, and the library binds to its own functions
+//! even where a real driver is loaded globally.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

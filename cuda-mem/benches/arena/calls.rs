@@ -1,4 +1,4 @@
-//! The driver calls of a warm arena, by the number of streams that take turns on a thread.
+//! Driver calls of a warm arena, by the number of streams that take turns on a thread.
 
 use std::collections::VecDeque;
 
@@ -27,12 +27,12 @@ const KINDS: [(&str, ReusePolicy, u64); 5] = [
         512 << 20,
     ),
 ];
-/// Blocks that each stream keeps.
+/// Blocks kept by each stream.
 const ALIVE: usize = 4;
-/// After this many operations the thread waits for the stream whose turn it is.
+/// After this many operations the thread waits for the current stream.
 const WAIT: usize = 64;
 
-/// A thread, and streams that take turns.
+/// A thread with streams that take turns.
 struct Program {
     resource: Resource,
     streams: Vec<(Stream, VecDeque<DeviceBuffer<u8>>)>,
@@ -53,7 +53,7 @@ impl Program {
         })
     }
 
-    /// One block is allocated and filled, and the oldest of the stream freed, this many times.
+    /// Allocates and fills a block, and frees the stream's oldest, this many times.
     fn run(&mut self, operations: usize) -> Result<()> {
         for operation in 1..=operations {
             let turn = operation % self.streams.len();

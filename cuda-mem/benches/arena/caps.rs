@@ -1,4 +1,4 @@
-//! About the least limit under which a workload runs. A lower one may do by accident.
+//! Roughly the smallest limit under which a workload runs. A smaller one may happen to work.
 
 use anyhow::Result;
 use cuda_mem::{Arena, Device, ErrorKind, Stream};

@@ -1,4 +1,4 @@
-//! How much the arena holds beside the driver's pool, when streams are busy.
+//! Memory held by the arena and by the driver's pool when streams are busy.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const METHOD: &str = "each program once over the driver's pool, which keeps what
 
 const TIME: Duration = Duration::from_secs(2);
 
-/// What a subject held.
+/// The memory that a subject held.
 struct Held {
     done: Done,
     reserved: u64,
@@ -33,7 +33,7 @@ fn over_pool(device: &Device, cell: Cell, length: Length) -> Result<Held> {
     })
 }
 
-/// What the arena held, and its numbers. With the slack of the arena, unless that is left as it is.
+/// The memory that the arena held, and its statistics. `None` leaves the arena's slack at its default.
 fn over_arena(
     device: &Device,
     cell: Cell,
@@ -60,7 +60,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The operations of a thread that a cell is to have.
+/// Operations per thread for a cell.
 fn operations(cell: Cell) -> usize {
     match cell.work {
         Work::Nothing | Work::Fill => (100_000 / cell.threads).min(20_000),
@@ -68,7 +68,7 @@ fn operations(cell: Cell) -> usize {
     }
 }
 
-/// The cells with these numbers, a line each, as they are measured.
+/// Measures the cells with these numbers, and prints a line for each.
 pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result<()> {
     let (pairs, met) = coverage(CELLS);
     println!("\nfootprint: {METHOD}");
@@ -118,10 +118,10 @@ pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result
     Ok(())
 }
 
-/// Bytes a stream that an arena may hold beyond its slack.
+/// Bytes per stream that an arena may hold beyond its slack.
 const A_STREAM: u64 = 2 << 20;
 
-/// The cells over arenas with this slack: a line for each that holds more than it says.
+/// Runs the cells on arenas with this slack: a line for each that holds more than that.
 pub(crate) fn slack(device: &Device, slack: f64, numbers: RangeInclusive<usize>) -> Result<()> {
     println!(
         "\nslack {slack}: each program over a new arena; listed if that held more than {slack} of its demand_peak and \
@@ -159,7 +159,7 @@ pub(crate) fn slack(device: &Device, slack: f64, numbers: RangeInclusive<usize>)
     Ok(())
 }
 
-/// A cell of which is asked whether it grows with the operations.
+/// Cells that are checked for growth with the number of operations.
 fn named() -> [(&'static str, Cell); 12] {
     let busy = Cell {
         threads: 4,
@@ -223,7 +223,7 @@ fn named() -> [(&'static str, Cell); 12] {
     ]
 }
 
-/// The named cells, short and ten times as long.
+/// Runs the named cells, and again ten times as long.
 pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
     println!("\ngrowth: {METHOD}");
     println!(

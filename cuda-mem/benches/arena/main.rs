@@ -1,14 +1,14 @@
-//! The arena beside the driver's pool: one pair, many threads, traces of one and of several streams.
+//! The arena compared with the driver's pool: one pair, many threads, traces of one and of several streams.
 //!
-//! `cargo bench -p cuda-mem --bench arena [-- --json] [--pairs] [--threads] [--traces]`; all three parts
-//! unless some are named; `CUDA_MEM_BENCH_ONLY` leaves out every workload and kind of threads whose name, with
-//! the subject (`server, 8 streams, a, arena`; `arena, mixed`), it is no part of. On the simulated driver the arena's figures are
-//! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
+//! `cargo bench -p cuda-mem --bench arena [-- --json] [--pairs] [--threads] [--traces]`; without a selection, all three
+//! parts run. `CUDA_MEM_BENCH_ONLY` selects the workloads and kinds of threads whose name, with the subject (`server, 8
+//! streams, a, arena`; `arena, mixed`), contains it. On the simulated driver the arena's figures are those of its
+//! bookkeeping, because warm operations make no driver calls; the pool's say nothing.
 //!
 //! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of
-//! programs; with `--slack RATIO`, where an arena of that slack holds more than it says. `-- --growth [--operations N]`
-//! measures whether that grows with the operations, and `-- --calls [--operations N]` the driver calls of a warm arena by the
-//! number of streams. `-- --caps` looks for the least `max_bytes` under which each workload runs.
+//! programs; with `--slack RATIO`, where an arena of that slack holds more than that. `-- --growth [--operations N]`
+//! measures whether this grows with the operations, and `-- --calls [--operations N]` the driver calls of a warm arena
+//! by the number of streams. `-- --caps` finds the smallest `max_bytes` under which each workload runs.
 
 #[path = "../common/busy/mod.rs"]
 mod busy;
@@ -38,12 +38,12 @@ use common::{cpu, open};
 
 const SUBJECTS: [&str; 2] = ["pool", "arena"];
 
-/// Whether a row is measured: all are, unless `CUDA_MEM_BENCH_ONLY` is a part of the names of some.
+/// Whether a row is measured: all are, unless `CUDA_MEM_BENCH_ONLY` selects some by a part of their name.
 fn is_asked_for(name: &str) -> bool {
     std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
 }
 
-/// The number behind `--slack`.
+/// The value of `--slack`.
 fn slack() -> Result<Option<f64>> {
     let value = std::env::args()
         .skip_while(|other| other != "--slack")
@@ -53,7 +53,7 @@ fn slack() -> Result<Option<f64>> {
         .transpose()
 }
 
-/// The number behind an option.
+/// The value of an option.
 fn number(option: &str) -> Result<Option<usize>> {
     let value = std::env::args().skip_while(|other| other != option).nth(1);
     value

@@ -37,12 +37,12 @@ pub(crate) struct Row {
     pair_ns: f64,
 }
 
-/// What is measured of a subject.
+/// One subject, with what its measurements need.
 struct Measured {
     subject: &'static str,
     pairs: usize,
     resource: Subject,
-    /// As a program has it that keeps one for all its life.
+    /// As in a program that keeps one resource for its whole life.
     leaked: &'static dyn MemoryResource,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
     let all: Result<Vec<Measured>> = SUBJECTS.into_iter().map(measured).collect();
     let all = all?;
     let mut rows = Vec::new();
-    // Subjects next to each other, because a shared machine has slow minutes.
+    // Subjects alternate, because a shared machine has slow minutes.
     for how in ["resource", "buffer"] {
         for bytes in SIZES {
             for one in &all {
@@ -93,7 +93,7 @@ impl Measured {
         let layout = layout(bytes)?;
         median(self.pairs, || {
             let address = black_box(&self.resource).allocate(black_box(layout), stream)?;
-            // SAFETY: allocated just now, as this layout.
+            // SAFETY: allocated just now, with this layout.
             unsafe { self.resource.deallocate(black_box(address), layout, stream) }
         })
     }

@@ -26,11 +26,11 @@ pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource
 const SUBJECTS: [&str; 3] = ["pool", "arena", "thread"];
 
 const WARM_PASSES: usize = 11;
-/// Warm passes in which each allocation is timed.
+/// Warm passes with each allocation timed.
 const TIMED_PASSES: usize = 5;
-/// And in which operations are paced.
+/// Warm passes with paced operations.
 const PACED_PASSES: usize = 3;
-/// About what a launch of a kernel takes.
+/// About the time of a kernel launch.
 const PACE: Duration = Duration::from_micros(5);
 
 pub(crate) struct Run {
@@ -39,13 +39,13 @@ pub(crate) struct Run {
     operations: usize,
     first_ns: f64,
     warm_ns: f64,
-    /// Driver calls of the arena an operation of the warm passes.
+    /// Driver calls of the arena per operation, in the warm passes.
     warm_calls: Option<f64>,
-    /// Processor time of the arena's own thread an operation of these passes, in nanoseconds.
+    /// Processor time of the arena's own thread per operation of these passes, in nanoseconds.
     thread_ns: Option<f64>,
-    /// Microseconds of the longest allocation of a warm pass.
+    /// Microseconds of the longest allocation in a warm pass.
     worst_us: f64,
-    /// The same where operations begin no sooner than [`PACE`] after each other.
+    /// The same with at least [`PACE`] between the starts of operations.
     paced_us: f64,
     peak_asked: u64,
     peak_reserved: u64,
@@ -106,7 +106,7 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-/// Driver calls that an arena has made so far.
+/// Number of driver calls that an arena has made.
 fn driver_calls(subject: &Subject) -> Option<u64> {
     match subject {
         Subject::Pool(_) => None,
@@ -114,7 +114,7 @@ fn driver_calls(subject: &Subject) -> Option<u64> {
     }
 }
 
-/// Nanoseconds that an arena's own thread had a processor, if there is one.
+/// Processor time of an arena's own thread in nanoseconds, if it has one.
 fn ran() -> Option<u64> {
     let threads = fs::read_dir("/proc/self/task").ok()?;
     threads.flatten().find_map(|thread| {
@@ -125,7 +125,7 @@ fn ran() -> Option<u64> {
     })
 }
 
-/// An operation with all that is known before, so that the loop adds as little as it can.
+/// An operation with everything precomputed, so that the loop adds as little as possible.
 pub(crate) enum Step {
     Allocate(usize, Layout, usize),
     Free(usize, usize),
@@ -145,7 +145,7 @@ pub(crate) fn steps(workload: &Workload) -> Result<Vec<Step>> {
     workload.ops.iter().map(step).collect()
 }
 
-/// Nanoseconds an operation.
+/// Nanoseconds per operation.
 pub(crate) fn pass(
     resource: &Subject,
     streams: &[Stream],
@@ -156,7 +156,7 @@ pub(crate) fn pass(
     Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
 }
 
-/// What looks at each allocation.
+/// Observes each allocation.
 trait Watch {
     fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T;
 
@@ -171,7 +171,7 @@ impl Watch for () {
     }
 }
 
-/// The longest allocation, and how long each operation takes at least.
+/// The longest allocation, and the minimum time per operation.
 struct Longest {
     longest: Duration,
     pace: Option<Duration>,
@@ -216,7 +216,7 @@ fn replay(
     let mut live = vec![(0_u64, layout(0)?, 0_usize); slots];
     let elapsed = run(resource, streams, steps, &mut live, watch);
     for (address, layout, stream) in live {
-        // SAFETY: allocated as this layout, and nothing uses it.
+        // SAFETY: allocated with this layout, and nothing uses it.
         unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
     }
     let context = streams.first().context("no stream")?.context();
@@ -224,7 +224,7 @@ fn replay(
     elapsed
 }
 
-/// What is left alive at the end, or at a failure, is in `live`.
+/// `live` holds the blocks that are live at the end, or at a failure.
 fn run(
     resource: &Subject,
     streams: &[Stream],
@@ -243,7 +243,7 @@ fn run(
             Step::Free(slot, stream) => {
                 let (address, layout, _) = live[slot];
                 live[slot].0 = 0;
-                // SAFETY: allocated as this layout, and forgotten; nothing uses it.
+                // SAFETY: allocated with this layout, and forgotten; nothing uses it.
                 unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
             }
         }

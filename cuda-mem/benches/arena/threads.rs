@@ -1,4 +1,4 @@
-//! Many threads at a time.
+//! Many threads at the same time.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -33,7 +33,7 @@ const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
 const RUNS: usize = 5;
 const BYTES: usize = 4096;
 
-/// What is measured: subject and kind of streams.
+/// What is measured: the subject and the kind of streams.
 const KINDS: [(&str, &str); 11] = [
     ("host", "none"),
     ("pool", "own"),
@@ -47,7 +47,7 @@ const KINDS: [(&str, &str); 11] = [
     ("arena", "buffers"),
     ("arena", "passed"),
 ];
-/// Blocks that a thread passes on at a time.
+/// Number of blocks that a thread passes on at a time.
 const PASSED: usize = 64;
 
 pub(crate) struct Row {
@@ -56,17 +56,17 @@ pub(crate) struct Row {
     threads: usize,
     million: f64,
     linear: f64,
-    /// Bytes that are asked for, where sizes are mixed, and the most that were held.
+    /// Requested bytes, if sizes are mixed, and the most that were held.
     footprint: Option<(u64, u64)>,
 }
 
-/// Of one run.
+/// The result of one run.
 struct Run {
     million: f64,
     reserved: u64,
 }
 
-/// How many sizes a kind mixes.
+/// Number of sizes in a mixed kind.
 fn sizes(streams: &str) -> Option<u64> {
     match streams {
         "mixed" => Some(UP_TO_1_MIB),
@@ -175,7 +175,7 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                         }
                         (Some(resource), _) => same(resource, &stream, pairs),
                     };
-                    // Whoever fails must come to the barrier too, or the others wait for ever.
+                    // A thread that fails must also reach the barrier, or the others would wait forever.
                     let ready = work(WARM_UP);
                     start.wait();
                     ready?;
@@ -206,19 +206,19 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
     })
 }
 
-/// Work of a thread that shares nothing with any other.
+/// Work that shares nothing with other threads.
 fn multiply(pairs: usize) {
     let mut value = 1_u64;
     for _ in 0..pairs {
         for _ in 0..10 {
-            // With the turn, or the compiler would make one multiplication of all.
+            // The rotation keeps the compiler from merging the multiplications.
             value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7);
         }
         value = black_box(value);
     }
 }
 
-/// Allocates blocks for the next thread, and frees those of the one before.
+/// Allocates blocks for the next thread, and frees those of the previous one.
 fn pass_on(
     resource: &Subject,
     stream: &Stream,
@@ -232,7 +232,7 @@ fn pass_on(
             .collect();
         to.send(blocks?)?;
         for address in from.recv()? {
-            // SAFETY: allocated as this layout by the thread before, which forgot it; nothing runs on any stream.
+            // SAFETY: allocated with this layout by the previous thread, which forgot it; nothing runs on any stream.
             unsafe { resource.deallocate(address, layout, stream) }?;
         }
     }
@@ -243,7 +243,7 @@ fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
     let layout = layout(BYTES)?;
     for _ in 0..pairs {
         let address = black_box(resource.allocate(black_box(layout), stream)?);
-        // SAFETY: allocated just now, as this layout.
+        // SAFETY: allocated just now, with this layout.
         unsafe { resource.deallocate(address, layout, stream) }?;
     }
     Ok(())

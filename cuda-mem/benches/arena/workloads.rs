@@ -1,4 +1,4 @@
-//! Operations to replay: a recorded trace, and made ones for several streams.
+//! Operations to replay: a recorded trace, and synthetic ones for several streams.
 
 use anyhow::Result;
 use cuda_mem_trace::random::random_allocations;
@@ -11,7 +11,7 @@ pub(crate) struct Workload {
     pub(crate) ops: Vec<Op>,
     pub(crate) slots: usize,
     pub(crate) streams: usize,
-    /// The most bytes alive at one moment.
+    /// The most live bytes at any time.
     pub(crate) peak: u64,
 }
 
@@ -58,7 +58,7 @@ impl Draw {
     }
 }
 
-/// All of them.
+/// All workloads.
 pub(crate) fn all() -> Result<Vec<Workload>> {
     let trace = gpt2::read()?;
     let mut all = vec![
@@ -71,7 +71,7 @@ pub(crate) fn all() -> Result<Vec<Workload>> {
         from_ops("turns, 8 streams", turns(8, 40)),
         from_ops("adversary: holes", holes()),
     ];
-    // How tight a heap is depends on small accidents, so there are eight sequences, each with few streams and many.
+    // Small accidents decide how tight a heap is, so there are eight sequences, each with few and with many streams.
     for streams in [8, 32] {
         for (letter, seed) in ('a'..='h').zip(11..) {
             let name = format!("server, {streams} streams, {letter}");
@@ -88,7 +88,7 @@ pub(crate) fn all() -> Result<Vec<Workload>> {
     Ok(all)
 }
 
-/// The beginning of a trace on each of several streams, in random turns of up to 200 operations.
+/// The beginning of a trace on each of several streams, interleaved in random turns of up to 200 operations.
 fn interleaved(trace: &Trace, streams: usize, length: usize) -> Vec<Op> {
     let mut draw = Draw(7);
     let mut at = vec![0; streams];
@@ -115,8 +115,7 @@ fn interleaved(trace: &Trace, streams: usize, length: usize) -> Vec<Op> {
     ops
 }
 
-/// Requests that each take some blocks on one of several streams and free them all; some are served at
-/// a time.
+/// Requests that each allocate some blocks on one of several streams and free them all; several are served at a time.
 fn server(streams: usize, requests: usize, seed: u64) -> Vec<Op> {
     let mut draw = Draw(seed);
     let mut ops = Vec::new();
@@ -127,7 +126,7 @@ fn server(streams: usize, requests: usize, seed: u64) -> Vec<Op> {
         let stream = draw.below(streams as u64) as usize;
         let mut blocks = Vec::new();
         for _ in 0..=draw.below(24) {
-            // From 4 KiB to 256 MiB, each power of two as likely.
+            // From 4 KiB to 256 MiB, log-uniform.
             let size = 4096_u64 << draw.below(16);
             let bytes = (size + draw.below(size)) as usize;
             let slot = free.pop().unwrap_or_else(|| {
@@ -156,7 +155,7 @@ fn server(streams: usize, requests: usize, seed: u64) -> Vec<Op> {
     ops
 }
 
-/// Blocks that are allocated on one stream and freed on the next one.
+/// Blocks allocated on one stream and freed on the next.
 fn pipeline(streams: usize, blocks: usize) -> Vec<Op> {
     let mut draw = Draw(13);
     let mut ops = Vec::new();
@@ -186,7 +185,7 @@ fn pipeline(streams: usize, blocks: usize) -> Vec<Op> {
     ops
 }
 
-/// Each stream in turn takes some gigabytes and frees them.
+/// Each stream in turn allocates some gigabytes and frees them.
 fn turns(streams: usize, rounds: usize) -> Vec<Op> {
     let mut draw = Draw(17);
     let mut ops = Vec::new();
@@ -206,7 +205,7 @@ fn turns(streams: usize, rounds: usize) -> Vec<Op> {
     ops
 }
 
-/// Every second block is freed, and then ones that are a little too large for the holes are asked for.
+/// Frees every second block, and then allocates blocks slightly too large for the holes.
 fn holes() -> Vec<Op> {
     let mut ops = Vec::new();
     let blocks = 2000;

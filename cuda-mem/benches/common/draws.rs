@@ -1,7 +1,7 @@
-//! The pseudo-random numbers of the benchmarks that are compared with other allocators.
+//! Pseudo-random numbers for the benchmarks compared with other allocators.
 
-/// A linear congruential generator modulo 2⁶⁴; the upper 31 bits are a draw. Short enough to be written the
-/// same in every language.
+/// A linear congruential generator modulo 2⁶⁴; the upper 31 bits are a draw. Short enough to write identically in every
+/// language.
 #[derive(Debug)]
 pub(crate) struct Draws(u64);
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use cuda_mem_trace::Trace;
 
-/// The log of the bundle that this program lies in, or else that of the repository.
+/// The log in the bundle that contains this program, or else in the repository.
 pub(crate) fn read() -> Result<Trace> {
     Ok(Trace::read(&cuda_mem_trace::recorded())?)
 }

@@ -1,4 +1,4 @@
-//! Blocks of many sizes, freed in another order than they came.
+//! Blocks of many sizes, freed in a different order than allocated.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::draws::Draws;
 
-/// How blocks are allocated and freed in a stream's order.
+/// Allocates and frees blocks in stream order.
 pub(crate) trait Allocator {
     type Stream;
     type Block;
@@ -19,12 +19,12 @@ pub(crate) trait Allocator {
 /// Powers of two from 256 bytes to 1 MiB.
 pub(crate) const UP_TO_1_MIB: u64 = 13;
 
-/// Blocks alive at most.
+/// Maximum number of live blocks.
 const PLACES: usize = 32;
 
 pub(crate) struct Mix<B> {
     draws: Draws,
-    /// Powers of two from 256 bytes on.
+    /// Number of powers of two, from 256 bytes on.
     sizes: u64,
     live: [Option<B>; PLACES],
 }
@@ -38,8 +38,7 @@ impl<B> Mix<B> {
         }
     }
 
-    /// Each pair frees the block of a random place, if there is one, and puts a new one there, of a random
-    /// size.
+    /// Each pair frees the block at a random place, if any, and puts a new one of a random size there.
     pub(crate) fn run<A: Allocator<Block = B>>(
         &mut self,
         allocator: &A,
@@ -57,7 +56,7 @@ impl<B> Mix<B> {
         Ok(())
     }
 
-    /// Frees what is alive.
+    /// Frees the live blocks.
     pub(crate) fn end<A: Allocator<Block = B>>(
         &mut self,
         allocator: &A,
@@ -69,7 +68,7 @@ impl<B> Mix<B> {
     }
 }
 
-/// The sum of what so many threads have alive at most after so many pairs each, with seeds from 1 on. Counted apart,
+/// The sum of the threads' peaks of live bytes after `pairs` pairs each, with seeds from 1 on. Counted separately,
 /// because a shared counter would slow the threads.
 pub(crate) fn asked(threads: usize, pairs: usize, sizes: u64) -> Result<u64> {
     (1..=threads as u64)
@@ -81,7 +80,7 @@ pub(crate) fn asked(threads: usize, pairs: usize, sizes: u64) -> Result<u64> {
         .sum()
 }
 
-/// Allocates nothing.
+/// Counts without allocating.
 #[derive(Default)]
 struct Count {
     live: Cell<u64>,

@@ -1,9 +1,9 @@
-//! What the benchmarks share.
+//! Shared parts of the benchmarks.
 
 use anyhow::Result;
 use cuda_mem::Driver;
 
-/// The driver of this machine, or else the simulated one, and what to call it.
+/// The driver of this machine or else the simulated one, and its name.
 pub(crate) fn open() -> Result<(Driver, &'static str)> {
     let backend = cuda_mem_console::open()?;
     Ok((backend.driver, backend.name()))

@@ -1,4 +1,4 @@
-//! What is compared.
+//! The subjects of the comparison.
 
 use std::alloc::Layout;
 
@@ -7,10 +7,10 @@ use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Stream};
 
 use crate::mix::Allocator;
 
-/// The alignment that every resource keeps.
+/// The alignment that every resource guarantees.
 pub(crate) const ALIGNMENT: usize = 256;
 
-/// A resource, and how much it holds at most.
+/// A resource, whose peak of held bytes can be queried.
 #[derive(Clone)]
 pub(crate) enum Subject {
     Pool(MemoryPool),
@@ -18,7 +18,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// A new one: `pool`, `arena`, or `thread` for an arena with a thread of its own.
+    /// Creates a subject: `pool`, `arena`, or `thread` for an arena with its own thread.
     pub(crate) fn new(name: &str, device: &Device) -> Result<Self> {
         Ok(match name {
             "pool" => Self::Pool(MemoryPool::builder(device).build()?),
@@ -46,7 +46,7 @@ impl Subject {
 
     /// # Safety
     ///
-    /// As `MemoryResource::deallocate`.
+    /// As for `MemoryResource::deallocate`.
     #[inline]
     pub(crate) unsafe fn deallocate(
         &self,
@@ -55,9 +55,9 @@ impl Subject {
         stream: &Stream,
     ) -> Result<()> {
         match self {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promises.
             Self::Pool(pool) => unsafe { pool.deallocate(address, layout, stream) },
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promises.
             Self::Arena(arena) => unsafe { arena.deallocate(address, layout, stream) },
         }?;
         Ok(())
@@ -88,7 +88,7 @@ impl Allocator for Subject {
 
     #[inline]
     fn free(&self, stream: &Stream, block: Block) -> Result<()> {
-        // SAFETY: a block comes from `allocate` with its layout, and whoever frees it uses it no more.
+        // SAFETY: the block comes from `allocate` with its layout, and is no longer used.
         unsafe { self.deallocate(block.address, block.layout, stream) }
     }
 }

@@ -1,4 +1,4 @@
-//! The kinds of memory that are compared.
+//! The kinds of memory compared.
 
 use anyhow::{Result, bail};
 use cuda_mem::driver::{AllocationType, Location};
@@ -6,17 +6,17 @@ use cuda_mem::mapped::{MappedMemory, MappedMemoryBuilder};
 use cuda_mem::memory::{DirectResource, HostFlags, ManagedResource, PinnedResource};
 use cuda_mem::{Device, DeviceBuffer, MemoryPool, Resource, Stream};
 
-/// A buffer of whatever kind.
+/// A buffer of any kind.
 pub(crate) type Words = DeviceBuffer<u32>;
 
-/// Where managed memory is at the beginning of a measurement.
+/// Where managed memory resides at the start of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     Device,
     Host,
 }
 
-/// A kind of memory, and how it is reached.
+/// A kind of memory, and how it is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pool,
@@ -48,7 +48,7 @@ pub(crate) const ALL: [Kind; 12] = [
     Kind::ManagedOnHost,
 ];
 
-/// What gives memory of one kind.
+/// A source of one kind of memory.
 pub(crate) enum Source {
     Resource(Resource),
     Mapped(MappedMemoryBuilder),
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Whether the host reads and writes it at its address.
+    /// Whether the host can access it at its address.
     pub(crate) fn is_of_host(self) -> bool {
         !matches!(
             self,
@@ -80,7 +80,7 @@ impl Kind {
         )
     }
 
-    /// Where managed memory is to be before each measurement.
+    /// Where managed memory must reside before each measurement.
     pub(crate) fn home(self) -> Option<Home> {
         match self {
             Self::ManagedOnDevice => Some(Home::Device),
@@ -89,7 +89,7 @@ impl Kind {
         }
     }
 
-    /// What gives such memory to a device; an error where the machine has none.
+    /// The source of such memory for a device; an error if the machine has none.
     pub(crate) fn open(self, device: &Device) -> Result<Source> {
         let driver = device.driver();
         let here = Location::Device(*device);

@@ -1,9 +1,8 @@
-//! How fast devices and the host reach each kind of memory, by size: what the lines of the placement table rest
-//! on.
+//! How fast devices and the host access each kind of memory, by size: the basis for the lines of the placement table.
 //!
-//! `cargo bench -p cuda-mem --bench placement [-- --json | --markdown] [--svg FILE]`. `--markdown` shows the tables of
-//! `docs/src/placement-design.md`, to be put there as they are. `--from FILE` draws and shows what an earlier run printed as
-//! JSON, instead of measuring.
+//! `cargo bench -p cuda-mem --bench placement [-- --json | --markdown] [--svg FILE]`. `--markdown` prints the tables of
+//! `docs/src/placement-design.md`, to be inserted unchanged. `--from FILE` draws and shows the JSON output of an
+//! earlier run, instead of measuring.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -34,18 +34,18 @@ const SIZES: [usize; 7] = [
     256 << 20,
 ];
 
-/// Repeats go on for this long, but no fewer than these and no more than those.
+/// Repeats last this long, within these limits on their number.
 const TIME: Duration = Duration::from_millis(60);
 const REPEATS: std::ops::RangeInclusive<usize> = 5..=200;
 
-/// Steps of a walk.
+/// Number of steps in a walk.
 const STEPS: u64 = 2000;
 
 struct Bench {
     stream: Stream,
     fill: Function,
     copy: Function,
-    /// Not on the simulator, which knows the kernels of the tests only.
+    /// Not on the simulator, which only knows the test kernels.
     chase: Option<Function>,
 }
 
@@ -53,11 +53,11 @@ struct Bench {
 struct Subject {
     kind: Kind,
     words: Words,
-    /// As large, in a pool.
+    /// A buffer of the same size in a pool.
     aside: DeviceBuffer<u32>,
 }
 
-/// What was measured, and the kinds that were not, with why.
+/// The measurements, and the kinds that were left out, with the reason.
 pub(crate) fn all(device: &Device, is_simulated: bool) -> Result<(Vec<Value>, Vec<String>)> {
     let context = device.primary_context()?;
     let text = include_str!("../../../tests/data/kernels.ptx");
@@ -102,14 +102,14 @@ pub(crate) fn all(device: &Device, is_simulated: bool) -> Result<(Vec<Value>, Ve
     Ok((rows, left_out))
 }
 
-/// Runs `work` again and again, after `prepare`, and gives the medians of what it says it took.
+/// Runs `work` repeatedly, each time after `prepare`, and returns the medians of its results.
 fn repeated<const N: usize>(
     subject: &mut Subject,
     prepare: impl Fn(&mut Subject) -> Result<()>,
     mut work: impl FnMut(&mut Subject) -> Result<[f64; N]>,
 ) -> Result<[f64; N]> {
     prepare(subject)?;
-    work(subject)?; // the first one pays for pages and code
+    work(subject)?; // the first one pays for page faults and code loading
     let (start, mut rounds) = (Instant::now(), Vec::new());
     while rounds.len() < *REPEATS.start()
         || (start.elapsed() < TIME && rounds.len() < *REPEATS.end())
@@ -175,7 +175,7 @@ impl Bench {
             };
             Some((word(true)?[0], word(false)?[0]))
         };
-        // The walks are over a ring, which is written now.
+        // The walks follow a ring, which is written now.
         subject.words.copy_from(&ring::ring(len))?;
         let step = match &self.chase {
             Some(chase) => Some(self.walk(chase, subject, ring::end(len, STEPS))?),
@@ -218,7 +218,7 @@ impl Bench {
         }))
     }
 
-    /// Managed memory goes where it is to be found.
+    /// Moves managed memory to where it must reside.
     fn place(&self, subject: &mut Subject) -> Result<()> {
         let Some(home) = subject.kind.home() else {
             return Ok(());
@@ -235,24 +235,24 @@ impl Bench {
         let prefetch = device.driver().table().cuMemPrefetchAsync_v2;
         let prefetch = prefetch.context("prefetching to a place needs CUDA 12.2")?;
         let (place, stream) = (sys::location(place, id), self.stream.as_raw());
-        // SAFETY: managed memory that lives on, and a live stream.
+        // SAFETY: managed memory that stays valid, and a live stream.
         let code = unsafe { prefetch(address, bytes, place, 0, stream) };
         ensure!(code == CUresult::CUDA_SUCCESS, "cuMemPrefetchAsync: {code}");
         Ok(self.stream.synchronize()?)
     }
 
-    /// Seconds that a kernel takes for a pass over so many words, of so many passes.
+    /// Seconds of a kernel's pass over `len` words, averaged over `passes` passes.
     fn passes(&self, it: &mut Subject, len: usize, passes: usize, writes: bool) -> Result<f64> {
         let (launch, count) = (Launch::over(len, 256), len as u64);
         let taken = seconds(|| {
             for _ in 0..passes {
                 if writes {
                     let arguments = (&mut it.words, 7_u32, count);
-                    // SAFETY: `fill` takes an address of so many words, a word, and their number.
+                    // SAFETY: `fill` takes an address of that many words, a word, and their number.
                     unsafe { self.fill.launch(&self.stream, launch, arguments) }?;
                 } else {
                     let arguments = (&mut it.aside, &it.words, count);
-                    // SAFETY: `copy` takes two addresses of so many words, and their number.
+                    // SAFETY: `copy` takes two addresses of that many words, and their number.
                     unsafe { self.copy.launch(&self.stream, launch, arguments) }?;
                 }
             }
@@ -261,7 +261,7 @@ impl Bench {
         Ok(taken / passes as f64)
     }
 
-    /// Seconds of a step of one thread of the device.
+    /// Seconds per step of one device thread.
     fn walk(&self, chase: &Function, subject: &mut Subject, end: u32) -> Result<f64> {
         let taken = repeated(
             subject,
@@ -270,7 +270,7 @@ impl Bench {
                 let mut walk = |steps: u64| {
                     seconds(|| {
                         let arguments = (&it.words, &mut it.aside, steps);
-                        // SAFETY: `chase` takes the address of a ring of words, that of one word, and a number.
+                        // SAFETY: `chase` takes the address of a ring of words, the address of one word, and a number.
                         unsafe { chase.launch(&self.stream, Launch::over(1, 1), arguments) }?;
                         Ok(self.stream.synchronize()?)
                     })
@@ -286,16 +286,16 @@ impl Bench {
         Ok(taken[0])
     }
 
-    /// The memory as a slice of the host.
+    /// The memory as a host slice.
     fn slice<'a>(&self, words: &'a mut Words) -> Result<&'a mut [u32]> {
         self.stream.synchronize()?;
         let address: *mut u32 = std::ptr::with_exposed_provenance_mut(words.as_raw() as usize);
-        // SAFETY: the kind says that the host reaches this memory at this address; the buffer has so many words, is
-        // borrowed as long, and the device is done with it.
+        // SAFETY: the kind says that the host can access this memory at this address; the buffer has that many words
+        // and is borrowed as long, and the device's work on it is done.
         Ok(unsafe { std::slice::from_raw_parts_mut(address, words.len()) })
     }
 
-    /// Seconds that the host takes for a pass over as many words as `own` has.
+    /// Seconds of a host pass over as many words as `own` has.
     fn host_passes(
         &self,
         it: &mut Subject,
@@ -330,7 +330,7 @@ impl Bench {
         Ok(taken / passes as f64)
     }
 
-    /// Seconds of a step of the host.
+    /// Seconds per step of the host.
     fn host_walk(&self, subject: &mut Subject, end: u32) -> Result<f64> {
         let [taken] = repeated(
             subject,

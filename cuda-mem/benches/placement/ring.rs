@@ -1,10 +1,10 @@
-//! Rings of words, for walks in which each step waits for the last.
+//! Rings of words, for walks in which each step depends on the previous one.
 
-/// Words of a cache line of a device; one of each is in the ring.
+/// Words per device cache line; the ring uses one word of each.
 const LINE: usize = 128 / size_of::<u32>();
 
-/// A ring through one word of each line, in an order that no cache guesses: each word has the index of the next. The
-/// number of lines must be a power of two.
+/// A ring through one word of each line, in an order that no cache can predict: each word holds the index of the next.
+/// The number of lines must be a power of two.
 pub(crate) fn ring(len: usize) -> Vec<u32> {
     let lines = (len / LINE) as u64;
     assert!(lines.is_power_of_two(), "{len} words");
@@ -18,14 +18,14 @@ pub(crate) fn ring(len: usize) -> Vec<u32> {
     ring
 }
 
-/// The index after so many steps from the first word.
+/// The index after `steps` steps from the first word.
 pub(crate) fn end(len: usize, steps: u64) -> u32 {
     let lines = (len / LINE) as u64;
     let line = (0..steps).fold(0, |line, _| after(line, lines));
     line as u32 * LINE as u32
 }
 
-/// A congruential sequence that comes by every line once: the factor is 1 more than a multiple of 4, the summand odd.
+/// A congruential sequence that visits every line once: the factor is 1 more than a multiple of 4, the summand odd.
 fn after(line: u64, lines: u64) -> u64 {
     (line
         .wrapping_mul(0x5851_f42d_4c95_7f2d)

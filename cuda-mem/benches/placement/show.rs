@@ -1,4 +1,4 @@
-//! The rows as tables of Markdown: all of them, or those that stand in `docs/src/placement-design.md`.
+//! The rows as Markdown tables: all of them, or those in `docs/src/placement-design.md`.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ pub(crate) fn table(report: &Value) {
     }
 }
 
-/// The two tables of the document, between whose marks they are to be put as they are.
+/// The two tables of the document, to be inserted unchanged between its marks.
 pub(crate) fn markdown(report: &Value) {
     const MIDDLE: u64 = 16 << 20;
     const LARGE: u64 = 256 << 20;
@@ -98,7 +98,7 @@ fn name(row: &Value) -> &str {
     row["kind"].as_str().unwrap_or("?")
 }
 
-/// Writing and reading.
+/// Write and read rates.
 fn rates(row: &Value, who: &str, which: &str) -> String {
     let [write, read] =
         ["write", "read"].map(|what| short(row, &format!("{who}_{which}{what}_gb_s")));
@@ -108,7 +108,7 @@ fn rates(row: &Value, who: &str, which: &str) -> String {
     format!("{write}, {read}")
 }
 
-/// Memory that the host does not reach has copies of a word instead.
+/// For memory that the host cannot access, copies of a word instead.
 fn host_step(row: &Value) -> String {
     if row["host_access"] == "direct" {
         return unit(short(row, "host_step_ns"), "ns");
@@ -124,7 +124,7 @@ fn unit(figure: String, unit: &str) -> String {
     }
 }
 
-/// Three figures that count; a dash for what was not measured.
+/// Three significant figures; a dash if not measured.
 fn short(row: &Value, key: &str) -> String {
     match row[key].as_f64() {
         None => MISSING.to_owned(),

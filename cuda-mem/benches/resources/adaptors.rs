@@ -1,4 +1,4 @@
-//! The cost of each adaptor, over an upstream that does nothing.
+//! Cost of each adaptor over an upstream that does nothing.
 
 use std::alloc::Layout;
 use std::hint::black_box;
@@ -24,7 +24,7 @@ const ROUNDS: usize = 501;
 const WARM_UP: usize = 50;
 const PAIRS: usize = 1000;
 
-/// Hands out one of some thousand addresses after the other, and takes everything back.
+/// Hands out some thousand addresses in turn, and accepts everything back.
 #[derive(Debug)]
 pub(crate) struct Nothing {
     next: AtomicU64,
@@ -40,11 +40,11 @@ impl Nothing {
     }
 }
 
-// SAFETY: nobody uses the memory; there is none.
+// SAFETY: the memory is never used; there is none.
 unsafe impl MemoryResource for Nothing {
     #[inline]
     fn allocate(&self, _: Layout, _: &Stream) -> cuda_mem::Result<u64> {
-        // One thread: no need for a costly addition.
+        // Single-threaded, so no costly atomic addition is needed.
         let next = self.next.load(Ordering::Relaxed) % 4096 + 1;
         self.next.store(next, Ordering::Relaxed);
         Ok(next << 12)
@@ -61,7 +61,7 @@ unsafe impl MemoryResource for Nothing {
     }
 }
 
-/// What two locked instructions cost here, which is the least for an exact count that threads share.
+/// The cost of two locked instructions here, the minimum for an exact count shared by threads.
 #[derive(Debug)]
 struct Atomics(Nothing, AtomicU64);
 
@@ -81,7 +81,7 @@ unsafe impl MemoryResource for Atomics {
         stream: &Stream,
     ) -> cuda_mem::Result<()> {
         self.1.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promises.
         unsafe { self.0.deallocate(address, layout, stream) }
     }
 
@@ -96,12 +96,12 @@ pub(crate) struct Row {
     cost_ns: f64,
 }
 
-/// One round of allocate + free, in nanoseconds a pair.
+/// One round of allocate + free, in nanoseconds per pair.
 fn round(resource: &impl MemoryResource, stream: &Stream, layout: Layout) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..PAIRS {
         let address = black_box(resource).allocate(layout, stream)?;
-        // SAFETY: allocated just now, as this layout.
+        // SAFETY: allocated just now, with this layout.
         unsafe { resource.deallocate(address, layout, stream) }?;
     }
     Ok(start.elapsed().as_nanos() as f64 / PAIRS as f64)
@@ -131,7 +131,7 @@ fn row(
     })
 }
 
-/// Buffers take the resource's handle and the stream's with them.
+/// Buffers also carry handles of the resource and the stream.
 fn buffers(name: &'static str, stream: &Stream, resource: &Resource) -> Result<Row> {
     let mut pairs = Vec::new();
     for turn in 0..WARM_UP + ROUNDS {

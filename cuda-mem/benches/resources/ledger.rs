@@ -1,4 +1,4 @@
-//! What the ledger costs an allocation and its free, at each level.
+//! Cost of the ledger per allocation and free, at each level.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(crate) struct Row {
     level: LedgerLevel,
     source: &'static str,
     pair_ns: f64,
-    /// None of what the others are compared with.
+    /// `None` for the baseline of the others.
     cost_ns: Option<f64>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn measure(driver: Driver, stream: &Stream) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What off asks in a pair, by itself.
+/// The cost of the checks in a pair when the ledger is off.
 fn check() -> Row {
     const TIMES: usize = PAIRS * 100;
     Ledger::enable(LedgerLevel::Off);
@@ -91,7 +91,7 @@ fn rows(source: &'static str, mut pair: impl FnMut() -> Result<()>) -> Result<Ve
         let mut off = 0.0;
         for (nth, level) in LEVELS.into_iter().enumerate() {
             Ledger::enable(level);
-            // A new ledger makes its tables at first.
+            // A new ledger first creates its tables.
             for _ in 0..PAIRS / 10 {
                 pair()?;
             }

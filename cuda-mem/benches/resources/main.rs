@@ -1,8 +1,8 @@
-//! What memory resources cost: each adaptor by itself, each resource that asks the driver, the
-//! ledger at each level, and all resources on RMM's `random_allocations`.
+//! Cost of memory resources: each adaptor by itself, each resource that calls the driver, the ledger at each level, and
+//! all resources on RMM's `random_allocations`.
 //!
-//! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a
-//! look at the simulated driver; `--adaptors` measures only these.
+//! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a check on the
+//! simulated driver; `--adaptors` measures only these.
 
 #[path = "../common/mod.rs"]
 mod common;

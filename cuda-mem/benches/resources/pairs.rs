@@ -1,4 +1,4 @@
-//! The cost of each resource that asks the driver.
+//! Cost of each resource that calls the driver.
 
 use std::hint::black_box;
 use std::time::Instant;

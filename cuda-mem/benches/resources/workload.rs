@@ -1,4 +1,4 @@
-//! RMM's `random_allocations` over every resource.
+//! RMM's `random_allocations` on every resource.
 
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ pub(crate) fn measure(driver: Driver, stream: &Stream, quick: bool) -> Result<Ve
     for (allocations, max_mib, hash) in WORKLOADS {
         let workload = random_allocations(allocations, max_mib)?;
         ensure!(workload.hash == hash, "another workload than RMM's");
-        // Anew for each workload, so that the first pass is the first.
+        // New for each workload, so that the first pass is cold.
         let device = driver.device(0)?;
         let pool = MemoryPool::builder(&device).build()?;
         let mut all = resources(driver)?;
@@ -82,7 +82,7 @@ pub(crate) fn measure(driver: Driver, stream: &Stream, quick: bool) -> Result<Ve
     Ok(runs)
 }
 
-/// What takes many minutes is left out: pinning memory costs milliseconds for some MiB.
+/// Leaves out what takes many minutes: pinning memory costs milliseconds per few MiB.
 fn is_run(resource: &str, allocations: usize, max_mib: u64, quick: bool) -> bool {
     let bulk = allocations as u64 * max_mib;
     match resource {
@@ -93,7 +93,7 @@ fn is_run(resource: &str, allocations: usize, max_mib: u64, quick: bool) -> bool
     }
 }
 
-/// Nanoseconds an operation.
+/// Nanoseconds per operation.
 fn pass(resource: &Resource, stream: &Stream, workload: &RandomAllocations) -> Result<f64> {
     let mut slots: Vec<Option<DeviceBuffer<u8>>> = Vec::new();
     slots.resize_with(workload.trace.slots, || None);

@@ -1,4 +1,4 @@
-//! The generator of the comparison is what its description says: other programs are written after that.
+//! The generator of the comparison matches its description, which programs in other languages follow.
 
 #[path = "../common/draws.rs"]
 mod draws;

@@ -1,7 +1,7 @@
-//! The pool and the arena under the workloads of `README.md` beside this file, which other allocators run too.
+//! The pool and the arena with the workloads of the `README.md` beside this file, which other allocators run too.
 //!
-//! `cargo bench -p cuda-mem --bench rivals -- [--subject NAME] [--workload NAME] [--quick]` prints one line of
-//! JSON for each row; `-- --write-log FILE` writes the recorded training run as the C++ programs read it.
+//! `cargo bench -p cuda-mem --bench rivals -- [--subject NAME] [--workload NAME] [--quick]` prints one line of JSON per
+//! row; `-- --write-log FILE` writes the recorded training run in the format of the C++ programs.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Slots, operations and the most bytes alive; then `a SLOT BYTES` or `f SLOT` for each operation.
+/// Slots, operations and the peak of live bytes; then `a SLOT BYTES` or `f SLOT` for each operation.
 fn write_log(trace: &Trace, file: &Path) -> Result<()> {
     let mut text = format!("{} {} {}\n", trace.slots, trace.ops.len(), trace.peak_bytes);
     for op in &trace.ops {
@@ -97,7 +97,7 @@ impl Rival for Ours {
     }
 
     fn fill(&self, stream: &Stream, block: &mut Block) -> Result<()> {
-        // SAFETY: the block was allocated on this stream, is as long, and is freed on it later.
+        // SAFETY: the block was allocated on this stream with this length, and is freed on it later.
         let mut view = unsafe {
             DeviceBuffer::<u8>::borrow_raw(stream, block.address, block.layout.size(), ())
         };

@@ -1,4 +1,4 @@
-//! What to do about it, in plain words.
+//! Advice for each finding, in plain words.
 
 use cuda_mem::driver::{Reason, Support};
 use cuda_mem::memory::DriverModel;
@@ -28,7 +28,7 @@ const BRANCHES: [(CudaVersion, u32); 14] = [
     (CudaVersion::new(13, 0), 580),
 ];
 
-/// The last branch that drives GPUs as old as this, if that is known.
+/// The last branch that supports GPUs of this compute capability, if known.
 fn last_branch((major, minor): (u32, u32)) -> Option<u32> {
     match (major, minor) {
         (0..=3, _) => Some(470),
@@ -37,7 +37,7 @@ fn last_branch((major, minor): (u32, u32)) -> Option<u32> {
     }
 }
 
-/// Which driver to install for a CUDA version, on a GPU of this compute capability.
+/// The driver to install for a CUDA version, on a GPU of this compute capability.
 pub(crate) fn newer_driver(since: CudaVersion, compute: (u32, u32)) -> String {
     let branch = BRANCHES.iter().find(|(version, _)| *version >= since);
     match branch {
@@ -96,7 +96,7 @@ pub(crate) fn no_driver(tried: &[Attempt], named: bool, kernel: Option<String>) 
     lines
 }
 
-/// `--simulate` found nothing that it could open.
+/// `--simulate` found no library that it could open.
 pub(crate) fn no_simulator(tried: &[Attempt]) -> Vec<String> {
     let is_stub = |one: &Attempt| matches!(one.reason, AttemptFailure::Stub);
     let line = if tried.iter().any(is_stub) {
@@ -111,7 +111,7 @@ pub(crate) fn no_simulator(tried: &[Attempt]) -> Vec<String> {
     vec![line.to_owned()]
 }
 
-/// There is a driver, and it does not start, or shows no device.
+/// A driver was found, but does not start or shows no device.
 pub(crate) fn not_started(error: &Error, is_simulated: bool) -> Vec<String> {
     if is_simulated {
         return simulation_not_started(error);
@@ -121,8 +121,8 @@ pub(crate) fn not_started(error: &Error, is_simulated: bool) -> Vec<String> {
     lines
 }
 
-/// A simulated driver fails because it was told to. What a real one would need is worth a rehearsal, and
-/// must not be taken for something to do here.
+/// A simulated driver fails because it was configured to. Advice for a real one is useful practice, but must not be
+/// mistaken for something to do here.
 fn simulation_not_started(error: &Error) -> Vec<String> {
     let mut lines =
         vec!["The driver is simulated, so this says nothing about the machine.".to_owned()];
@@ -142,7 +142,7 @@ fn simulation_not_started(error: &Error) -> Vec<String> {
     lines
 }
 
-/// What may keep a driver of any kind from showing devices.
+/// Settings that can hide the devices of any driver.
 fn hidden_devices(error: &Error) -> Option<String> {
     let value =
         environment("CUDA_VISIBLE_DEVICES").filter(|_| error.kind() == ErrorKind::InvalidDevice)?;
@@ -152,7 +152,7 @@ fn hidden_devices(error: &Error) -> Option<String> {
     ))
 }
 
-/// What helps a real driver that does not start.
+/// Advice for a real driver that does not start.
 fn for_start(error: &Error) -> &'static str {
     match error.code() {
         _ if error.kind() == ErrorKind::InvalidDevice => {
@@ -188,7 +188,7 @@ fn for_start(error: &Error) -> &'static str {
     }
 }
 
-/// The default resource is the slow one.
+/// The default resource is the slow one, without pools.
 pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -> Vec<String> {
     let mut lines = for_reason(reason, facts);
     match (reason, model) {
@@ -214,7 +214,7 @@ pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -
     lines
 }
 
-/// Why a device may have no pools although driver and model do not tell.
+/// Possible reasons for missing pools that driver and model do not report.
 fn guesses(facts: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
     let concurrent = facts.can.concurrent_managed_access.is_yes();
@@ -247,7 +247,7 @@ fn guesses(facts: &Facts) -> Vec<String> {
     lines
 }
 
-/// What a reason by itself suggests.
+/// Advice that follows from a reason alone.
 pub(crate) fn for_reason(reason: Reason, facts: &Facts) -> Vec<String> {
     match reason {
         Reason::DriverTooOld { since, .. } => {
@@ -263,7 +263,7 @@ pub(crate) fn for_reason(reason: Reason, facts: &Facts) -> Vec<String> {
     }
 }
 
-/// Pools work, and sharing them with other processes does not.
+/// Pools work, but cannot be shared with other processes.
 pub(crate) fn without_sharing(reason: Reason) -> Vec<String> {
     let hint = match reason {
         Reason::Refused(_) => {
@@ -281,7 +281,7 @@ pub(crate) fn without_sharing(reason: Reason) -> Vec<String> {
     ]
 }
 
-/// The device is there and does not answer.
+/// The device exists, but does not respond.
 pub(crate) fn silent_device() -> Vec<String> {
     vec![
         "See `nvidia-smi` and the kernel's log (lines with Xid): the GPU may have failed, be out of \
@@ -299,7 +299,7 @@ pub(crate) fn not_measured() -> Vec<String> {
     ]
 }
 
-/// What no device needs and some programs gain from: each said once, whatever the number of devices.
+/// Improvements that no device needs but some programs benefit from, each listed once for all devices.
 pub(crate) fn hints(devices: &[Patient]) -> Vec<String> {
     let known = devices.iter().filter_map(|patient| {
         let facts = patient.facts.as_ref().ok()?;
@@ -320,7 +320,7 @@ pub(crate) fn hints(devices: &[Patient]) -> Vec<String> {
     lines
 }
 
-/// Default pools that keep nothing, of devices whose pools work.
+/// Default pools that keep nothing, on devices with working pools.
 fn release_threshold<'a>(known: impl Iterator<Item = (Verdict, &'a Facts)>) -> Option<String> {
     let keeps_nothing = |facts: &Facts| facts.default_pool == Some(ReleaseThreshold::Bytes(0));
     let ordinals: Vec<String> = known

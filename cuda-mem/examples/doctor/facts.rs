@@ -1,4 +1,4 @@
-//! What a device says of itself and what it really does. Makes no context, unless asked to measure.
+//! What a device reports and what it can do. Creates no context unless measuring.
 
 use cuda_mem::driver::{AllocationType, Capabilities, HandleTypes, Location, Support};
 use cuda_mem::memory::{DriverModel, Strategy};
@@ -15,31 +15,31 @@ pub(crate) struct Facts {
     pub(crate) total_memory: u64,
     pub(crate) model: DriverModel,
     pub(crate) can: Capabilities,
-    /// Managed memory at all, also without concurrent access; `None` if the driver does not know.
+    /// Whether there is managed memory, with or without concurrent access; `None` if the driver does not know.
     pub(crate) has_managed_memory: Option<bool>,
     pub(crate) pools: Vec<(PoolKind, Answer)>,
-    /// How the default resource gets its memory.
+    /// The source of the default resource's memory.
     pub(crate) strategy: Result<Strategy, String>,
-    /// The threshold of the device's own pool, which other libraries may use.
+    /// The threshold of the device's default pool, which other libraries may use.
     pub(crate) default_pool: Option<ReleaseThreshold>,
     pub(crate) peers: Vec<Peer>,
     pub(crate) context: ContextActive,
     pub(crate) times: Option<Result<Times, String>>,
 }
 
-/// Whether the process has a context on the device: this program should not be the one to make it.
+/// Whether the process has a context on the device. This program should not create one.
 pub(crate) struct ContextActive {
     pub(crate) before: Result<bool, String>,
     pub(crate) after: Result<bool, String>,
 }
 
-/// Whether a device reaches the memory of another.
+/// Whether a device can access another's memory.
 pub(crate) struct Peer {
     pub(crate) ordinal: u32,
     pub(crate) reached: Result<bool, String>,
 }
 
-/// A kind of pool that a program may want.
+/// A kind of pool that a program may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
     Plain,
@@ -84,7 +84,7 @@ impl PoolKind {
         }
     }
 
-    /// What the device must say it has for such a handle to be expected.
+    /// The handle types that the device must report for this kind.
     pub(crate) fn handle(self) -> HandleTypes {
         match self {
             Self::Descriptor => HandleTypes::POSIX_FILE_DESCRIPTOR,
@@ -93,7 +93,7 @@ impl PoolKind {
         }
     }
 
-    /// Whether all devices together decide, so that the answer is the same for each (R5).
+    /// Whether this depends on all devices together, so that the answer is the same for each (R5).
     pub(crate) fn is_of_the_machine(self) -> bool {
         matches!(self, Self::Host | Self::Numa | Self::Managed)
     }
@@ -111,22 +111,22 @@ impl PoolKind {
     }
 }
 
-/// Whether something can be had.
+/// Whether something is available.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Known(Support),
-    /// The question itself failed.
+    /// The query itself failed.
     Failed(String),
 }
 
 impl Facts {
-    /// What was found out about a kind of pool.
+    /// The result for a kind of pool.
     pub(crate) fn pool(&self, kind: PoolKind) -> Option<&Answer> {
         let found = self.pools.iter().find(|(known, _)| *known == kind);
         found.map(|(_, answer)| answer)
     }
 
-    /// What capabilities the driver tells of, by their names in a table and in JSON.
+    /// The capabilities that the driver reports, by their names in a table and in JSON.
     pub(crate) fn capabilities(&self) -> [(&'static str, &'static str, Support); 8] {
         let can = &self.can;
         [
@@ -158,7 +158,7 @@ impl Facts {
     }
 }
 
-/// Asks everything. What only some devices or drivers know fails by itself and not as a whole.
+/// Queries everything. A query that only some devices or drivers support fails alone, not the whole.
 pub(crate) fn gather(device: Device, all: &[Device], measure: bool) -> Result<Facts> {
     let before = in_words(device.has_active_context());
     let strategy = device.strategy();
@@ -182,7 +182,7 @@ pub(crate) fn gather(device: Device, all: &[Device], measure: bool) -> Result<Fa
         peers: peers(&device, all),
         context: ContextActive {
             before,
-            // Before measuring, which makes one.
+            // Before measuring, which creates one.
             after: in_words(device.has_active_context()),
         },
         times: measure.then(|| in_words(measure::run(device))),
@@ -192,7 +192,7 @@ pub(crate) fn gather(device: Device, all: &[Device], measure: bool) -> Result<Fa
 
 fn answer(kind: PoolKind, device: &Device, strategy: &Result<Strategy>) -> Answer {
     match kind.builder(device).support() {
-        // Plain pools are taken at the device's word there; the default resource has tried.
+        // `support` trusts the device about plain pools; the default resource has tried one.
         Ok(Support::Yes) if kind == PoolKind::Plain => match strategy {
             Ok(Strategy::Direct { reason, .. }) => Answer::Known(Support::No(*reason)),
             Ok(_) => Answer::Known(Support::Yes),
@@ -203,7 +203,7 @@ fn answer(kind: PoolKind, device: &Device, strategy: &Result<Strategy>) -> Answe
     }
 }
 
-/// A hint is built on it and nothing else, so a failure is just no hint.
+/// Only a hint depends on it, so a failure just omits the hint.
 fn default_pool(device: &Device) -> Option<ReleaseThreshold> {
     device.default_pool().ok()?.release_threshold().ok()
 }

@@ -1,4 +1,4 @@
-//! The report for programs: one document, whose fields are always there.
+//! The report for programs: one document with a fixed set of fields.
 
 use cuda_mem::ReleaseThreshold;
 use cuda_mem::driver::{Reason, Support};
@@ -11,7 +11,7 @@ use crate::measure::{self, Times};
 use crate::opened::{Library, Opened, Unopened, environment, kernel_module};
 use crate::{Patient, Report};
 
-/// Grows when a field changes its meaning or goes away.
+/// Incremented when a field changes its meaning or is removed.
 const FORMAT: u32 = 1;
 
 pub(crate) fn document(report: &Report) -> String {
@@ -55,7 +55,7 @@ fn no_driver(unopened: &Unopened) -> Value {
     library(unopened.library.as_ref(), None, error)
 }
 
-/// What was opened; a driver that did not start has no version.
+/// The opened library; a driver that did not start has no version.
 fn library(library: Option<&Library>, version: Option<String>, error: Value) -> Value {
     let file = library.and_then(|library| library.file.as_ref());
     json!({
@@ -160,7 +160,7 @@ fn answer(answer: &Answer) -> Value {
     }
 }
 
-/// `supported` is null if that could not be found out.
+/// `supported` is null if unknown.
 fn object(supported: Option<bool>, reason: Option<Reason>, error: Option<&str>) -> Value {
     let (cause, needs_cuda, code) = parts(reason);
     json!({
@@ -173,7 +173,7 @@ fn object(supported: Option<bool>, reason: Option<Reason>, error: Option<&str>) 
     })
 }
 
-/// A reason in parts: its kind, the CUDA version that has it, the driver's code.
+/// A reason in parts: its kind, the CUDA version required, the driver's code.
 fn parts(reason: Option<Reason>) -> (Option<&'static str>, Option<String>, Option<u32>) {
     match reason {
         None => (None, None, None),
@@ -204,7 +204,7 @@ fn strategy(strategy: &Result<Strategy, String>) -> Value {
     })
 }
 
-/// The pool that the device has by itself.
+/// The device's default pool.
 fn default_pool(threshold: Option<ReleaseThreshold>) -> Value {
     let bytes = match threshold {
         Some(ReleaseThreshold::Bytes(bytes)) => Some(bytes),

@@ -1,4 +1,4 @@
-//! What this machine offers to GPU memory pools, what it lacks, why, and what to do about it.
+//! Reports what this machine offers for GPU memory pools, what is missing and why, and what to do about it.
 //!
 //! ```sh
 //! cargo run --example doctor                  # this machine, as tables
@@ -51,18 +51,18 @@ struct Args {
     simulate: bool,
 }
 
-/// Everything that was found out.
+/// All findings.
 struct Report {
     opened: Result<Opened, Box<Unopened>>,
     devices: Vec<Patient>,
-    /// What no device needs and some programs gain from.
+    /// Improvements that no device needs but some programs benefit from.
     hints: Vec<String>,
 }
 
-/// One device, and what is thought of it.
+/// One device and its diagnosis.
 struct Patient {
     ordinal: u32,
-    /// The driver's own words if it could not even be asked.
+    /// The driver's error if it could not be queried.
     facts: Result<Facts, String>,
     diagnosis: Diagnosis,
 }
@@ -90,7 +90,7 @@ impl Report {
         }
     }
 
-    /// The worst verdict, in the words of the report.
+    /// The worst verdict, in the report's words.
     fn summary(&self) -> &'static str {
         match &self.opened {
             Err(unopened) => unopened.words(),
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         tables::pages(&report)
     };
     match cuda_mem_console::print(&text) {
-        // The reader has seen enough, as `head` does.
+        // The reader has closed the pipe, as `head` does.
         Err(error) if !error.is_broken_pipe() => {
             cuda_mem_console::complain(&error);
             ExitCode::from(3)

@@ -1,4 +1,4 @@
-//! What an allocation costs, from the default resource and without pools.
+//! Cost of an allocation from the default resource and without pools.
 
 use std::time::Instant;
 
@@ -13,18 +13,18 @@ const BYTES: usize = 1 << 20;
 pub(crate) struct Times {
     pub(crate) default: f64,
     pub(crate) direct: f64,
-    /// Bytes of the device that nobody had taken before.
+    /// Free device memory before the measurement.
     pub(crate) free_memory: u64,
 }
 
 impl Times {
-    /// How many times dearer the fallback is.
+    /// How many times slower the fallback is.
     pub(crate) fn ratio(&self) -> f64 {
         self.direct / self.default.max(f64::MIN_POSITIVE)
     }
 }
 
-/// How it is measured, in words.
+/// The method, in words.
 pub(crate) fn method() -> String {
     format!(
         "host time of {PAIRS} pairs of allocating 1 MiB and dropping it on one idle stream, divided by \
@@ -33,7 +33,7 @@ pub(crate) fn method() -> String {
     )
 }
 
-/// Makes the device's context, and gives it back at the end.
+/// Creates the device's context, and releases it at the end.
 pub(crate) fn run(device: Device) -> Result<Times> {
     let context = device.primary_context()?;
     let stream = context.stream()?;
@@ -43,13 +43,13 @@ pub(crate) fn run(device: Device) -> Result<Times> {
     let (mut default_ns, mut direct_ns) = (Vec::new(), Vec::new());
     for batch in 0..=BATCHES {
         let times = (time(&default, &stream)?, time(&direct, &stream)?);
-        // The first one maps memory and raises clocks.
+        // The first batch maps memory and raises clocks.
         if batch > 0 {
             default_ns.push(times.0);
             direct_ns.push(times.1);
         }
     }
-    // What it keeps is of no more use to this process, and others may want it.
+    // The memory it keeps is of no use here any more, and others may need it.
     stream.synchronize()?;
     cuda_mem::MemoryResource::trim_to(&default, 0)?;
     Ok(Times {
@@ -65,7 +65,7 @@ fn time(resource: &Resource, stream: &Stream) -> Result<f64> {
         drop(resource.alloc::<u8>(stream, BYTES)?);
     }
     let taken = start.elapsed();
-    // Untimed, so that nobody pays for the other's frees.
+    // Untimed, so that neither pays for the other's frees.
     stream.synchronize()?;
     Ok(taken.as_nanos() as f64 / PAIRS as f64)
 }

@@ -1,4 +1,4 @@
-//! Which driver is examined, or why there is none.
+//! The driver to examine, or why there is none.
 
 use std::path::PathBuf;
 
@@ -8,16 +8,16 @@ use cuda_mem_console::OneDeviceOption;
 
 use crate::advice;
 
-/// A driver that has devices.
+/// A driver with devices.
 pub(crate) struct Opened {
     pub(crate) driver: Driver,
     pub(crate) devices: Vec<Device>,
     pub(crate) library: Library,
 }
 
-/// A library that is a driver, whether it starts or not.
+/// A library that is a driver, whether or not it starts.
 pub(crate) struct Library {
-    /// The name that it was opened by.
+    /// The name used to open it.
     pub(crate) path: PathBuf,
     /// The file behind that name.
     pub(crate) file: Option<PathBuf>,
@@ -40,9 +40,9 @@ pub(crate) struct Unopened {
     pub(crate) text: String,
     pub(crate) function: Option<&'static str>,
     pub(crate) code: Option<u32>,
-    /// Every library that was tried, and why it did not do.
+    /// Every library that was tried, and why it was rejected.
     pub(crate) tried: Vec<(String, String)>,
-    /// What was opened and did not start.
+    /// The library that opened but did not start.
     pub(crate) library: Option<Library>,
     pub(crate) advice: Vec<String>,
 }
@@ -59,7 +59,7 @@ impl Unopened {
         })
     }
 
-    /// One could, and it does not start or shows no device.
+    /// A library was opened, but does not start or shows no device.
     fn failed(error: &Error, library: Library) -> Box<Self> {
         let advice = advice::not_started(error, library.simulated);
         Box::new(Self::new(error, Some(library), advice))
@@ -77,7 +77,7 @@ impl Unopened {
         }
     }
 
-    /// How far it came.
+    /// How far it got.
     pub(crate) fn words(&self) -> &'static str {
         match self.kind {
             ErrorKind::DriverMissing => "no driver",
@@ -87,14 +87,13 @@ impl Unopened {
     }
 }
 
-/// The driver of this machine, and no other, unless the simulated one is wanted; with one of its devices,
-/// or all.
+/// Opens the driver of this machine and no other, or the simulated one if requested, with one of its devices or all.
 pub(crate) fn open(simulate: bool, one: OneDeviceOption) -> Result<Opened, Box<Unopened>> {
     let (library, driver) = if simulate { simulated() } else { real() }?;
     let devices = driver.and_then(|driver| {
         let devices = driver.devices()?;
         if devices.is_empty() {
-            // Drivers answer the start with an error then; this is for one that does not.
+            // Drivers fail to start in this case; this is for one that does not.
             let text = "the driver sees no device";
             return Err(Error::new(ErrorKind::InvalidDevice, text));
         }
@@ -124,7 +123,7 @@ pub(crate) fn open(simulate: bool, one: OneDeviceOption) -> Result<Opened, Box<U
     }
 }
 
-/// A library, and whether the driver in it starts.
+/// A library, and its driver if it starts.
 type Found = (Library, cuda_mem::Result<Driver>);
 
 fn real() -> Result<Found, Box<Unopened>> {
@@ -133,7 +132,7 @@ fn real() -> Result<Found, Box<Unopened>> {
         let advice = advice::no_driver(failure.attempts(), is_named, kernel_module());
         Unopened::missing(failure, advice)
     })?;
-    // Of the same library.
+    // From the same library.
     Ok((Library::of(library), Driver::load()))
 }
 
@@ -162,20 +161,20 @@ fn simulated() -> Result<Found, Box<Unopened>> {
     Ok((Library::of(library), driver))
 }
 
-/// A variable as it is set; what is not Unicode is shown as well as can be.
+/// The value of a variable, with anything that is not Unicode replaced.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// What the kernel's half of the driver says of itself, if it is loaded.
+/// What the driver's kernel module reports about itself, if loaded.
 pub(crate) fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let line = text.lines().next()?.split_whitespace();
     Some(line.collect::<Vec<_>>().join(" ")).filter(|line| !line.is_empty())
 }
 
-/// The driver is opened by a bare name, and the file behind it often tells its version: it is the one
-/// that the driver's first function lies in.
+/// The file of the driver, which is opened by a bare name. The file name often contains the version. Found by the
+/// address of the driver's first function.
 fn file_of(table: &DriverTable) -> Option<PathBuf> {
     let address = table.cuInit? as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;

@@ -12,18 +12,18 @@ use crate::opened::{Library, Unopened, environment, kernel_module};
 use crate::verdict::Diagnosis;
 use crate::{Patient, Report, measure};
 
-/// What the row about default pools means.
+/// Explains the row about default pools.
 const THRESHOLD: &str = "the release threshold of the pool that the device has by itself: up to so much \
                          it keeps when streams are synchronised. cudaMallocAsync uses that pool; this \
                          crate makes one of its own";
 
-/// Text that grows by lines.
+/// Text that is built line by line.
 #[derive(Default)]
 struct Page(String);
 
 impl Page {
     fn line(&mut self, text: impl Display) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{text}");
     }
 
@@ -33,7 +33,7 @@ impl Page {
     }
 }
 
-/// Reasons and explanations, each told once below the table and referred to by its number.
+/// Reasons and explanations, each printed once below the table and referred to by its number.
 #[derive(Default)]
 struct Notes(Vec<String>);
 
@@ -114,7 +114,7 @@ pub(crate) fn pages(report: &Report) -> String {
     page.0
 }
 
-/// What was opened, and what is known of its version.
+/// The opened library, and what is known of its version.
 fn library(page: &mut Page, library: &Library, version: &str) {
     let name = library.path.display().to_string();
     let file = library.file.as_ref().map(|file| file.display().to_string());
@@ -141,7 +141,7 @@ fn no_driver(page: &mut Page, unopened: &Unopened) {
     // The error's text is the same list in one sentence.
     page.item(error, "everything that was tried failed");
     for (path, reason) in &unopened.tried {
-        // The loader's words mostly begin with the path.
+        // The loader's message usually starts with the path.
         let reason = reason.strip_prefix(path.as_str()).unwrap_or(reason);
         let reason = reason.trim_start_matches([':', ' ']);
         page.item("tried ", &format!("{path}: {reason}"));
@@ -207,7 +207,7 @@ fn identities(page: &mut Page, devices: &[Patient]) {
     page.line("");
 }
 
-/// Whether there is a context, and whether that is this program's doing.
+/// Whether there is a context, and whether this program created it.
 fn context(facts: &Facts) -> &'static str {
     match (&facts.context.before, &facts.context.after) {
         (Ok(false), Ok(false)) => "none",
@@ -272,7 +272,7 @@ fn matrix(page: &mut Page, devices: &[Patient]) {
 
 fn pool(facts: &Facts, kind: PoolKind, notes: &mut Notes) -> String {
     match facts.pool(kind) {
-        // One device without them is enough, and it need not be this one.
+        // One device without pools is enough, and it need not be this one.
         Some(Answer::Known(Support::No(Reason::Device)))
             if kind.is_of_the_machine() && !facts.peers.is_empty() =>
         {

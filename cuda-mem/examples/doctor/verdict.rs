@@ -1,4 +1,4 @@
-//! What is thought of a device.
+//! The verdict on a device.
 
 use cuda_mem::CudaVersion;
 use cuda_mem::driver::{Reason, Support};
@@ -7,16 +7,16 @@ use cuda_mem::memory::{DriverModel, Strategy};
 use crate::advice;
 use crate::facts::{Answer, Facts, PoolKind};
 
-/// From the best to the worst.
+/// From best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
-    /// Pools, and what programs commonly want of them.
+    /// Pools, with everything that programs commonly need of them.
     Ready,
-    /// Pools, and something commonly wanted is missing.
+    /// Pools, but something commonly needed is missing.
     Limited,
     /// No pools: each free waits for the device.
     Slow,
-    /// Not even that could be found out.
+    /// Not even that could be determined.
     Unusable,
 }
 
@@ -31,7 +31,7 @@ impl Verdict {
     }
 }
 
-/// A verdict, what led to it, and what to do.
+/// A verdict, its reasons, and what to do.
 pub(crate) struct Diagnosis {
     pub(crate) verdict: Verdict,
     pub(crate) because: Vec<String>,
@@ -47,14 +47,14 @@ impl Diagnosis {
         }
     }
 
-    /// Something is wrong; the worst counts.
+    /// Adds a problem; the worst verdict counts.
     fn find(&mut self, verdict: Verdict, because: String, advice: Vec<String>) {
         self.verdict = self.verdict.max(verdict);
         self.because.push(because);
         self.advise(advice);
     }
 
-    /// The same thing may help against several findings.
+    /// Adds advice once, even if several problems share it.
     fn advise(&mut self, advice: Vec<String>) {
         for line in advice {
             if !self.advice.contains(&line) {
@@ -107,11 +107,11 @@ fn model_words(model: DriverModel) -> String {
     }
 }
 
-/// What programs commonly want besides pools. Fabric handles, host pools and the like are not among
-/// it: few machines have them, and who needs them sees them in the matrix.
+/// Checks what programs commonly need besides pools. Fabric handles, host pools and the like are not included: few
+/// machines have them, and the matrix shows them to those who need them.
 fn with_pools(facts: &Facts, found: &mut Diagnosis) {
     let driver = facts.device.driver().version();
-    // Under Windows, and what is Linux only in a guest of it, there are other handles or none (R2).
+    // On Windows, and in Linux guests of it, there are other handles or none (R2).
     match facts.pool(PoolKind::Descriptor) {
         Some(Answer::Known(Support::No(reason))) => {
             let because = if let Reason::Refused(_) = reason {
@@ -145,7 +145,7 @@ fn with_pools(facts: &Facts, found: &mut Diagnosis) {
             );
         }
     }
-    // What older drivers have of pools is incomplete, and in one point was reported to be wrong (R42).
+    // Pools of older drivers are incomplete, and in one point were reported to be wrong (R42).
     let sound = CudaVersion::new(11, 5);
     if driver < sound {
         found.find(
@@ -163,7 +163,7 @@ fn with_pools(facts: &Facts, found: &mut Diagnosis) {
     }
 }
 
-/// Kinds that few need, and that are promised and cannot be made.
+/// Rarely needed kinds of pools that are reported as supported but cannot be created.
 fn lies(facts: &Facts) -> Option<String> {
     let fabric = PoolKind::Fabric;
     match facts.pool(fabric)? {

@@ -1,7 +1,7 @@
-//! Memory pools from end to end: on the GPU if there is one, else on the simulated driver.
+//! Memory pools from end to end: on the GPU if there is one, otherwise on the simulated driver.
 //!
-//! First a tour of a pool, with its statistics after each step; then the allocations of a real
-//! training run are served by a pool, and by an arena.
+//! First a tour of a pool, with its statistics after each step; then the allocations of a real training run, served by
+//! a pool and by an arena.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    // Read first: a bad log should cost nothing.
+    // Read first, so that a bad log fails early.
     let trace = Trace::read(&args.trace).map_err(|error| Misuse(error.to_string()))?;
     let backend = cuda_mem_console::open()?;
     let device = args.device.of(&backend)?;

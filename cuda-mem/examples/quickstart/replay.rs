@@ -1,4 +1,4 @@
-//! Serving a recorded run's allocations from a pool and from an arena.
+//! Serves a recorded run's allocations from a pool and from an arena.
 
 use std::time::{Duration, Instant};
 
@@ -7,30 +7,30 @@ use cuda_mem::{Arena, Device, DeviceBuffer, Error, MemoryPool, PoolStats, Resour
 use cuda_mem_trace::{Op, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Operations between two looks at the clock; the progress bar moves outside the timed part.
+/// Operations between two clock reads; the progress bar is updated outside the timed part.
 const BATCH: usize = 1024;
 
-/// The log, served by the driver's pool and by an arena.
+/// The log served by the driver's pool and by an arena.
 pub(crate) struct Replay {
     pub(crate) operations: usize,
-    /// The most bytes that the log has alive at one moment.
+    /// The most live bytes in the log at any time.
     pub(crate) peak_asked: u64,
     pub(crate) pool: Served,
     pub(crate) arena: Served,
     pub(crate) stats: PoolStats,
 }
 
-/// What serving the log took.
+/// The cost of serving the log.
 pub(crate) struct Served {
-    /// Starts without memory.
+    /// Starting without memory.
     pub(crate) cold: Duration,
-    /// The same again, with the memory of the first time.
+    /// The second time, with the memory of the first.
     pub(crate) warm: Duration,
     pub(crate) peak_reserved: u64,
 }
 
 impl Replay {
-    /// Bytes held for each byte asked for, at the peak.
+    /// Bytes held per requested byte, at the peak.
     pub(crate) fn reserved_over_asked(&self, served: &Served) -> f64 {
         served.peak_reserved as f64 / self.peak_asked as f64
     }
@@ -48,7 +48,7 @@ pub(crate) fn run(device: Device, trace: &Trace, quiet: bool) -> Result<Replay> 
         pool.alloc(stream, bytes)
     })?;
     let stats = pool.stats()?;
-    // One at a time has its memory.
+    // Only one of them holds memory at a time.
     pool.trim_to(0)?;
     let by_pool = Served {
         cold,
@@ -93,7 +93,7 @@ fn passes(
     Ok((once()?, once()?))
 }
 
-/// Replays the log once and frees, untimed, what it leaves alive.
+/// Replays the log once, and then frees, untimed, what it leaves live.
 fn pass(
     streams: &[Stream],
     trace: &Trace,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::replay::{Replay, Served};
 use crate::tour::Steps;
 
-/// Prints as it goes, or collects for the end.
+/// Prints immediately, or collects everything for the end.
 pub(crate) struct Show {
     json: bool,
     object: Map<String, Value>,
@@ -136,7 +136,7 @@ impl Show {
         Ok(())
     }
 
-    /// Prints the JSON object, if that is what was asked for.
+    /// Prints the JSON object, if requested.
     pub(crate) fn finish(mut self, steps: &Steps, replay: &Replay) -> Result<()> {
         if !self.json {
             return Ok(());

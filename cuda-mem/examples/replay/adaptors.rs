@@ -1,4 +1,4 @@
-//! Adaptors by their names on the command line.
+//! Adaptors by their command-line names.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use cuda_mem_console::size;
 pub(crate) enum Adaptor {
     Aligned(usize),
     Limit(u64),
-    /// Without a file the log is made and thrown away.
+    /// Without a file, the log is written and discarded.
     Logging(Option<PathBuf>),
     Prefetch,
     Recovery,

@@ -1,4 +1,4 @@
-//! Reserved bytes over the operations: as data, and as a picture.
+//! Reserved bytes by operation: as data, and as a picture.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use cuda_mem_console::{Backend, OutputFile};
 use crate::adaptors::Adaptor;
 use crate::plan::Plan;
 
-/// The options.
+/// The output options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Output {
     /// Draw the bytes asked for and reserved over the operations, in a pass of its own on a new resource
@@ -25,7 +25,7 @@ pub(crate) struct Output {
     curves: Option<PathBuf>,
 }
 
-/// The files, opened before the work: one that cannot be written is no reason to wait for it.
+/// The output files. They are opened before the work, so that an unwritable one fails early.
 pub(crate) struct Files {
     svg: Option<OutputFile>,
     curves: Option<OutputFile>,
@@ -49,7 +49,7 @@ impl Output {
 }
 
 impl Files {
-    /// Nothing if nothing was replayed.
+    /// Writes nothing if nothing was replayed.
     pub(crate) fn write(self, curves: &Curves) -> Result<()> {
         if curves.resources.is_empty() {
             return Ok(());
@@ -64,7 +64,7 @@ impl Files {
     }
 }
 
-/// Without any resource yet.
+/// The curves without any resource yet.
 pub(crate) fn curves(plan: &Plan, log: &Path, backend: &Backend, device: Device) -> Result<Curves> {
     let place = if backend.simulated {
         "simulated driver".to_owned()
@@ -81,7 +81,7 @@ pub(crate) fn curves(plan: &Plan, log: &Path, backend: &Backend, device: Device)
     })
 }
 
-/// `reserved` has a value for each operation.
+/// `reserved` has one value per operation.
 pub(crate) fn curve(name: &str, adaptors: &[Adaptor], reserved: Option<Vec<u64>>) -> Curve {
     let adaptors = adaptors.iter().map(|adaptor| format!(" + {adaptor}"));
     Curve {

@@ -1,5 +1,4 @@
-//! Counting driver calls on any driver: a second function table in which each function counts and then
-//! calls the real one.
+//! Counts driver calls on any driver: a second function table whose functions count and then call the real ones.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,34 +12,34 @@ use cuda_sim::Control;
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static REAL: OnceLock<DriverTable> = OnceLock::new();
 
-/// The driver a second time, counted.
+/// A second, counted instance of the driver.
 pub(crate) struct Counted {
     driver: Driver,
-    /// The simulated driver counts for itself, which checks the counts here.
+    /// The simulated driver's own counts, which check the counts here.
     simulator: Option<Control>,
 }
 
 impl Counted {
-    /// Of the one driver that the program uses.
+    /// Counts calls of the program's only driver.
     pub(crate) fn new(real: Driver, simulated: Option<&Path>) -> Result<Self> {
         let table = counting(REAL.get_or_init(|| *real.table()));
-        // SAFETY: each function does what the driver's own does, and counts.
+        // SAFETY: each function behaves like the driver's own, and counts.
         let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
         let simulator = simulated.map(Control::open).transpose()?;
         Ok(Self { driver, simulator })
     }
 
-    /// The same device, counted.
+    /// The same device, on the counted driver.
     pub(crate) fn device(&self, real: Device) -> Result<Device> {
         Ok(self.driver.device(usize::try_from(real.ordinal())?)?)
     }
 
-    /// All calls so far.
+    /// Number of calls so far.
     pub(crate) fn calls(&self) -> u64 {
         CALLS.load(Ordering::Relaxed)
     }
 
-    /// What the simulated driver says to that.
+    /// The simulated driver's own count.
     pub(crate) fn of_simulator(&self) -> Option<u64> {
         self.simulator.as_ref().map(Control::calls_total)
     }
@@ -53,9 +52,9 @@ trait Function: 'static {
     fn real() -> Option<Self::Signature>;
 }
 
-/// A signature that can be counted: one of up to ten parameters.
+/// A signature whose calls can be counted.
 trait Signature: Sized {
-    /// The function that counts and then calls that of `F`.
+    /// The function that counts and then calls the function of `F`.
     fn counting<F: Function<Signature = Self>>() -> Self;
 }
 
@@ -69,7 +68,7 @@ macro_rules! signatures {
                 {
                     CALLS.fetch_add(1, Ordering::Relaxed);
                     match Func::real() {
-                        // SAFETY: the caller keeps the contract of this function, which is the driver's.
+                        // SAFETY: the caller obeys the contract of this function, which is the driver's.
                         Some(real) => unsafe { real($($name),*) },
                         None => CUresult::CUDA_ERROR_NOT_FOUND,
                     }
@@ -100,8 +99,8 @@ macro_rules! counted {
             }
         })*
 
-        /// What the driver lacks is missing here too. So is what is not listed: a call that nobody counts
-        /// would make the count wrong without a word, and so is an error that names the function.
+        /// Functions missing from the driver are missing here too. So are unlisted functions: an uncounted call would
+        /// silently falsify the count, while a missing function causes an error that names it.
         fn counting(real: &DriverTable) -> DriverTable {
             DriverTable {
                 $($name: real.$name.map(|_| $signature::counting::<function::$name>()),)*
@@ -111,7 +110,7 @@ macro_rules! counted {
     };
 }
 
-// What `cuda_mem` calls, and what resources are made of.
+// The functions that `cuda_mem` and its resources call.
 counted! {
     cuCtxGetCurrent: PFN_cuCtxGetCurrent,
     cuCtxGetDevice: PFN_cuCtxGetDevice,

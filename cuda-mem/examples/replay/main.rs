@@ -1,6 +1,6 @@
-//! An allocation log, served by any resource: how long it takes, and how much memory.
+//! Replays an allocation log on any resource, and measures its time and memory.
 //!
-//! On the GPU if there is one, else on the simulated driver.
+//! Runs on the GPU if there is one, otherwise on the simulated driver.
 //!
 //! ```sh
 //! cargo run --release --example replay                              # a recorded training run, over a pool
@@ -75,11 +75,11 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    // Read first and as a whole: a bad log costs nothing, and nothing is half done.
+    // Read first and completely, so that a bad log fails before any work.
     let trace = Trace::read(&args.trace).map_err(|error| Misuse(error.to_string()))?;
     let most = args.first.map_or(Ok(usize::MAX), usize::try_from)?;
     let plan = Plan::new(&trace, most)?;
-    // Before the work, too: a picture that cannot be written is no reason to wait for it.
+    // Also before the work, so that an unwritable picture fails early.
     let files = args.chart.open()?;
 
     let backend = cuda_mem_console::open()?;
@@ -125,7 +125,7 @@ fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>, curves: &mut Curv
                 let curve = reserved.map(|bytes| chart::curve(kind.name, &args.adaptor, bytes));
                 curves.resources.extend(curve);
             }
-            // The others still have something to say.
+            // The other resources can still be measured.
             Err(error) if kinds.len() > 1 => {
                 failed += usize::from(!is_of_the_device(&error));
                 show.not_run(kind.name, format!("{error:#}"));
@@ -139,7 +139,7 @@ fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>, curves: &mut Curv
     Ok(())
 }
 
-/// The device or its driver does not have it, or not enough of it: an answer, and no failure.
+/// Whether the device or its driver lacks support or memory: a result, not a failure.
 fn is_of_the_device(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref().map(cuda_mem::Error::kind);
     matches!(

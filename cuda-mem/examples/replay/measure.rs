@@ -1,8 +1,7 @@
 //! What is measured, and in which passes.
 //!
-//! Reading the clock and counting calls cost time. So each figure comes from a sequence of passes of its
-//! own on a resource of its own: one for the mean and the peaks, one for the time of each single operation,
-//! one for the driver calls.
+//! Reading the clock and counting calls take time. Each figure therefore comes from its own sequence of passes on its
+//! own resource: one for the mean and the peaks, one for the time of each operation, one for the driver calls.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +15,14 @@ use crate::pass::{Stage, Watch};
 use crate::plan::Plan;
 use crate::resources::{Kind, Levels, Made};
 
-/// How it is measured, in words.
+/// The method, in words.
 pub(crate) const METHOD: &str = "host time of an operation, without kernels. Mean: passes that read the clock \
      once in up to 4096 operations, and where a thread hands over. Median, p99, worst: passes that read it \
      after every operation, less the clock's own cost. Driver calls: passes that count and are not timed. \
      Each of the three starts with a new resource; pass 0 is its first. What the log leaves alive is freed \
      between passes, untimed";
 
-/// What a pass took.
+/// The cost of a pass.
 pub(crate) struct Figures {
     pub(crate) ns_per_op: f64,
     pub(crate) median_ns: u64,
@@ -31,7 +30,7 @@ pub(crate) struct Figures {
     pub(crate) worst_ns: u64,
     pub(crate) peak_used: u64,
     pub(crate) peak_reserved: u64,
-    /// The resource knows its peaks; otherwise they are what the operations ask for.
+    /// Whether the resource reports its peaks; otherwise they are computed from the requests.
     pub(crate) peaks_known: bool,
     pub(crate) driver_calls: u64,
 }
@@ -42,11 +41,11 @@ pub(crate) struct Bench<'a> {
     pub(crate) counted: &'a Counted,
     pub(crate) adaptors: &'a [Adaptor],
     pub(crate) passes: usize,
-    /// What a look at the clock costs.
+    /// The cost of a clock read.
     pub(crate) clock: Duration,
 }
 
-/// Passes of one sequence over the log, for each resource.
+/// Number of sequences of passes over the log, for each resource.
 pub(crate) const SEQUENCES: usize = 3;
 
 impl Bench<'_> {
@@ -188,7 +187,7 @@ struct Mean {
     peaks: Option<Levels>,
 }
 
-/// What two looks at the clock with nothing between them are apart, as a rule.
+/// The median time between two consecutive clock reads.
 pub(crate) fn clock_cost() -> Duration {
     let mut times: Vec<Duration> = (0..10_001)
         .map(|_| {
@@ -200,7 +199,7 @@ pub(crate) fn clock_cost() -> Duration {
     times[times.len() / 2]
 }
 
-/// Looks at the clock at the ends of a turn.
+/// Reads the clock at the ends of a turn.
 struct Stopwatch {
     start: Instant,
     spent: Duration,
@@ -227,7 +226,7 @@ impl Watch for Stopwatch {
     }
 }
 
-/// Looks at the clock after each operation.
+/// Reads the clock after each operation.
 struct Laps {
     last: Instant,
     clock: Duration,
@@ -236,7 +235,7 @@ struct Laps {
 
 impl Laps {
     fn new(operations: usize, clock: Duration) -> Self {
-        // Written once, so that no operation pays for a page of it.
+        // Written once, so that no operation pays for its page faults.
         let mut times = vec![1; operations];
         times.clear();
         Self {
@@ -256,7 +255,7 @@ impl Watch for Laps {
         let now = Instant::now();
         let time = (now - self.last).saturating_sub(self.clock);
         self.times.push(time.as_nanos() as u64);
-        // Not `now`: the lines above are not the next operation's.
+        // Not `now`, because the lines above are not part of the next operation.
         self.last = Instant::now();
         Ok(())
     }
@@ -270,11 +269,11 @@ struct Times {
 }
 
 impl Times {
-    /// `None` of nothing.
+    /// `None` without samples.
     fn of(mut times: Vec<u64>) -> Option<Self> {
         times.sort_unstable();
         let worst = *times.last()?;
-        // The smallest time that so many percent of all times do not exceed.
+        // The smallest time that `percent` percent of all times do not exceed.
         let percentile = |percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];
         Some(Self {
             median: percentile(50),
@@ -284,7 +283,7 @@ impl Times {
     }
 }
 
-/// Counts driver calls, in turns only.
+/// Counts driver calls within turns only.
 struct Calls<'a> {
     counted: &'a Counted,
     ours: u64,
@@ -317,7 +316,7 @@ impl Watch for Calls<'_> {
     }
 }
 
-/// Asks the resource after each operation.
+/// Queries the resource after each operation.
 struct Sampler<'a> {
     made: &'a Made,
     reserved: Vec<u64>,

@@ -1,4 +1,4 @@
-//! One pass over the plan, watched in one way or another.
+//! One pass over the plan, with an observer.
 
 use std::alloc::Layout;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,10 +10,10 @@ use indicatif::ProgressBar;
 
 use crate::plan::{Plan, Step, Turn};
 
-/// Looks on while the operations are made. What is empty costs nothing.
+/// Observes the operations. Empty methods cost nothing.
 pub(crate) trait Watch: Send {
     fn turn_begins(&mut self) {}
-    /// The operation of this number is done.
+    /// The operation with this index is done.
     fn done(&mut self, index: usize) -> Result<()> {
         let _ = index;
         Ok(())
@@ -21,7 +21,7 @@ pub(crate) trait Watch: Send {
     fn turn_ends(&mut self) {}
 }
 
-/// A block that is alive. Address 0 is none.
+/// A live block. Address 0 means none.
 #[derive(Clone, Copy)]
 struct Block {
     address: u64,
@@ -35,8 +35,8 @@ const NO_BLOCK: Block = Block {
     stream: 0,
 };
 
-/// What is alive, by slot. Blocks and not buffers, so that what is timed is the resource alone. What is left is
-/// freed in the end, also when a pass fails.
+/// Live blocks, by slot. Blocks rather than buffers, so that only the resource is timed. Remaining blocks are freed at
+/// the end, even if a pass fails.
 struct Live<'a> {
     blocks: Vec<Block>,
     stage: Stage<'a>,
@@ -61,7 +61,7 @@ impl<'a> Live<'a> {
                 continue;
             }
             let stream = &self.stage.streams[stream];
-            // SAFETY: allocated there as this layout and forgotten; no work uses it.
+            // SAFETY: allocated there with this layout and forgotten; no work uses it.
             unsafe { self.stage.resource.deallocate(address, layout, stream) }?;
         }
         Ok(())
@@ -76,7 +76,7 @@ impl Drop for Live<'_> {
     }
 }
 
-/// Everything that a pass needs.
+/// Everything a pass needs.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage<'a> {
     pub(crate) plan: &'a Plan,
@@ -85,22 +85,22 @@ pub(crate) struct Stage<'a> {
     pub(crate) bar: &'a ProgressBar,
 }
 
-/// What goes from thread to thread. Whoever has it is alone, so that nobody needs a lock.
+/// The state passed from thread to thread. Its holder has exclusive access, so no lock is needed.
 struct Baton<'a, W> {
     live: Live<'a>,
     watch: W,
     turn: Turn,
 }
 
-/// A thread of the log, and what it gives back.
+/// A thread of the log, and its results.
 struct Worker<'a, W> {
     give: Sender<Baton<'a, W>>,
     back: Receiver<(Baton<'a, W>, Result<()>)>,
 }
 
 impl<'a> Stage<'a> {
-    /// Makes `passes` passes. Before each of them `begin` makes its watch, and after it `end` gets the watch
-    /// back; what is left alive is freed then. The threads stay the same.
+    /// Makes `passes` passes. `begin` creates the watch of each, and `end` receives it afterwards, when the remaining
+    /// blocks are freed. The threads stay the same.
     pub(crate) fn passes<W: Watch>(
         self,
         passes: usize,
@@ -132,7 +132,7 @@ impl<'a> Stage<'a> {
         let (send, back) = channel();
         let (is_ready, ready) = channel::<()>();
         scope.spawn(move || {
-            // What a driver does at the first call of a thread is no part of an operation.
+            // The driver's per-thread initialisation is not part of an operation.
             drop(self.streams.first().map(|stream| stream.context().bind()));
             drop(is_ready);
             for mut baton in given {
@@ -142,7 +142,7 @@ impl<'a> Stage<'a> {
                 }
             }
         });
-        // Its calls would be counted for the thread that has the first turn.
+        // Otherwise its calls would be counted for the thread with the first turn.
         let _ = ready.recv();
         Worker { give, back }
     }
@@ -195,7 +195,7 @@ impl<'a> Stage<'a> {
                 layout,
                 stream,
             } => {
-                // No bytes ask nobody, as with buffers.
+                // Zero bytes need no call, as with buffers.
                 let address = match layout.size() {
                     0 => 0,
                     _ => self.resource.allocate(layout, &self.streams[stream])?,
@@ -210,7 +210,7 @@ impl<'a> Stage<'a> {
                 let block = blocks[slot];
                 let mut stream = &self.streams[block.stream];
                 if let Some(on) = on {
-                    // The other stream comes after all uses, as a program would see to.
+                    // The other stream waits for all uses, as a program would arrange.
                     self.streams[on].wait_for(stream)?;
                     stream = &self.streams[on];
                 }
@@ -218,7 +218,7 @@ impl<'a> Stage<'a> {
                     return Ok(());
                 }
                 blocks[slot].address = 0;
-                // SAFETY: allocated here as this layout, and forgotten; no work uses it.
+                // SAFETY: allocated here with this layout and forgotten; no work uses it.
                 unsafe {
                     self.resource
                         .deallocate(block.address, block.layout, stream)

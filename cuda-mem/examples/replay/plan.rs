@@ -1,4 +1,4 @@
-//! A log as turns: who does what, and in which order.
+//! A log as turns: which thread does what, in which order.
 
 use std::alloc::Layout;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use anyhow::{Context as _, Result};
 use cuda_mem::memory::RESOURCE_ALIGNMENT;
 use cuda_mem_trace::{Op, Trace};
 
-/// The most operations of a turn. The progress moves between turns.
+/// Maximum number of operations per turn. The progress bar is updated between turns.
 const LONGEST: usize = 4096;
 
-/// One operation, with what a replay would otherwise have to look up while it is timed.
+/// One operation, with everything that a replay would otherwise look up while timed.
 #[derive(Clone, Copy)]
 pub(crate) enum Step {
     Allocate {
@@ -20,7 +20,7 @@ pub(crate) enum Step {
     },
     Free {
         slot: usize,
-        /// The log's stream, if it is another one than that of the allocation.
+        /// The log's stream, if it differs from that of the allocation.
         on: Option<usize>,
     },
 }
@@ -29,7 +29,7 @@ fn layout(bytes: usize) -> Result<Layout> {
     Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).with_context(|| format!("{bytes} bytes"))
 }
 
-/// Operations that one thread makes one after the other.
+/// Consecutive operations of one thread.
 #[derive(Clone)]
 pub(crate) struct Turn {
     pub(crate) thread: usize,
@@ -42,19 +42,19 @@ pub(crate) struct Plan {
     pub(crate) slots: usize,
     pub(crate) streams: usize,
     pub(crate) threads: usize,
-    /// How often another thread goes on.
+    /// Number of switches to another thread.
     pub(crate) handovers: usize,
-    /// Frees on another stream than the allocation's.
+    /// Frees on a stream other than the allocation's.
     pub(crate) foreign_frees: usize,
     pub(crate) failures: usize,
-    /// The most bytes alive at one moment.
+    /// The most live bytes at any time.
     pub(crate) peak_asked: u64,
-    /// Bytes alive after each operation.
+    /// Live bytes after each operation.
     pub(crate) asked: Vec<u64>,
 }
 
 impl Plan {
-    /// Of the first `most` operations.
+    /// The plan for the first `most` operations.
     pub(crate) fn new(trace: &Trace, most: usize) -> Result<Self> {
         let count = trace.ops.len().min(most);
         let mut plan = Self {
@@ -105,7 +105,7 @@ impl Plan {
             plan.peak_asked = plan.peak_asked.max(alive);
             plan.add_to_turns(index, *thread);
         }
-        // Numbered in the order of their first operations.
+        // Numbered in order of their first operations.
         plan.threads = plan
             .turns
             .iter()
@@ -130,7 +130,7 @@ impl Plan {
         }
     }
 
-    /// In words.
+    /// The order, in words.
     pub(crate) fn order(&self) -> String {
         if self.threads <= 1 {
             return "one thread in the log's order; no lock and no other thread is in the way"

@@ -1,4 +1,4 @@
-//! The resources that can be replayed over: one table. A new one is a line of it.
+//! The table of resources for a replay. A new one is a new line.
 
 use std::ops::Deref;
 
@@ -7,11 +7,11 @@ use cuda_mem::driver::{AllocationType, Location};
 use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
 use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Pool, Resource, Usage};
 
-/// A resource by its name on the command line.
+/// A resource by its command-line name.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// Makes it anew, so that a first pass is cold.
+    /// Creates a new instance, so that the first pass is cold.
     make: fn(Device) -> Result<Made>,
 }
 
@@ -19,7 +19,7 @@ const fn kind(name: &'static str, make: fn(Device) -> Result<Made>) -> Kind {
     Kind { name, make }
 }
 
-/// What is not a pool and counts for itself adds to `Made::plain` what reads and resets its numbers:
+/// A resource that is not a pool but has its own counters adds functions to read and reset them to `Made::plain`:
 /// `.counted(move || Ok(Levels { … }), move || …)`.
 pub(crate) const KINDS: &[Kind] = &[
     kind("pool", |device| {
@@ -34,7 +34,7 @@ pub(crate) const KINDS: &[Kind] = &[
     }),
     kind("default-pool", |device| {
         let pool = device.default_pool()?;
-        // It outlives each replay; what it keeps would warm the next one.
+        // It outlives each replay, and memory that it keeps would warm the next one.
         pool.trim_to(0)?;
         Ok(Made::pool(pool))
     }),
@@ -69,10 +69,10 @@ impl Kind {
     }
 }
 
-/// The highest number of bytes handed out, and the bytes held.
+/// The peak of allocated bytes, and the bytes held.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Levels {
-    /// `None` if nobody keeps it.
+    /// `None` if not recorded.
     pub(crate) used_high: Option<u64>,
     pub(crate) reserved: Usage,
 }
@@ -80,14 +80,14 @@ pub(crate) struct Levels {
 type Read = Box<dyn Fn() -> Result<Levels> + Send + Sync>;
 type Reset = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// A resource, and its own numbers if it has any.
+/// A resource, with its own counters if it has any.
 pub(crate) struct Made {
     pub(crate) resource: Resource,
     numbers: Option<(Read, Reset)>,
 }
 
 impl Made {
-    /// A resource that does not know what it holds: that is computed from the operations.
+    /// A resource that does not know what it holds; its peaks are computed from the operations.
     fn plain(resource: impl MemoryResource + 'static) -> Self {
         Self {
             resource: Resource::new(resource),
@@ -95,7 +95,7 @@ impl Made {
         }
     }
 
-    /// With numbers: `read` tells them, `reset` makes the high ones the current ones.
+    /// Adds counters: `read` returns them, `reset` resets the peaks to the current values.
     fn counted(
         self,
         read: impl Fn() -> Result<Levels> + Send + Sync + 'static,
@@ -107,7 +107,7 @@ impl Made {
         }
     }
 
-    /// The driver counts what its pools hold.
+    /// A pool; the driver counts what it holds.
     fn pool(pool: impl MemoryResource + Deref<Target = Pool> + 'static) -> Self {
         let (read, reset) = (Pool::clone(&pool), Pool::clone(&pool));
         Self::plain(pool).counted(
@@ -122,7 +122,7 @@ impl Made {
         )
     }
 
-    /// An arena counts what it holds, and what is alive now.
+    /// An arena; it counts what it holds and what is live.
     fn arena(arena: Arena) -> Self {
         let (read, reset) = (arena.clone(), arena.clone());
         Self::plain(arena).counted(
@@ -143,7 +143,7 @@ impl Made {
         )
     }
 
-    /// `None` if the resource does not know.
+    /// `None` if the resource has no counters.
     pub(crate) fn levels(&self) -> Result<Option<Levels>> {
         self.numbers.as_ref().map(|(read, _)| read()).transpose()
     }
@@ -152,7 +152,7 @@ impl Made {
         self.numbers.as_ref().map_or(Ok(()), |(_, reset)| reset())
     }
 
-    /// The same numbers, with adaptors in between.
+    /// The same counters, with adaptors over the resource.
     pub(crate) fn over(self, stack: impl FnOnce(Resource) -> Result<Resource>) -> Result<Self> {
         Ok(Self {
             resource: stack(self.resource)?,

@@ -1,4 +1,4 @@
-//! Tables for people, one JSON object a line for programs.
+//! Tables for people, one JSON object per line for programs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::adaptors::Adaptor;
 use crate::measure::{Figures, METHOD};
 use crate::plan::Plan;
 
-/// Prints as it goes, or collects a table for the end.
+/// Prints immediately, or collects a table for the end.
 pub(crate) struct Show<'a> {
     json: bool,
     backend: &'a Backend,
@@ -149,7 +149,7 @@ impl<'a> Show<'a> {
         ]);
     }
 
-    /// A resource that could not be replayed over, and why.
+    /// Reports a resource that could not be used, and why.
     pub(crate) fn not_run(&mut self, resource: &'static str, reason: String) {
         if self.json {
             eprintln!("{resource}: not run: {reason}");

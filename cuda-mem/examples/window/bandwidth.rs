@@ -1,4 +1,4 @@
-//! Bytes a second by size.
+//! Bytes per second by size.
 
 use anyhow::Result;
 use cuda_mem_console::{bytes as scaled, figures};
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     sizes: Vec<u64>,
 }
 
-/// The third is that of gdrcopy's own tool.
+/// The third is the default of gdrcopy's own tool.
 const SIZES: [u64; 6] = [4 << 10, 64 << 10, 128 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
@@ -38,7 +38,7 @@ pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
                 let write = bench.plan.batches(|| transfer.write())?;
                 Ok([write, bench.plan.batches(|| transfer.read())?])
             })?;
-            // Bytes in a nanosecond are gigabytes in a second.
+            // Bytes per nanosecond equal gigabytes per second.
             let [write, read] = ns.map(|ns| bytes as f64 / ns);
             cells.push(format!("{write:.2} / {read:.2}"));
             rows.push(json!({

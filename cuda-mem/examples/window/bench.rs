@@ -1,4 +1,4 @@
-//! The machine, and the kinds of windows that it has.
+//! The machine, and the kinds of CPU mapping that it supports.
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
@@ -10,34 +10,34 @@ use cuda_mem_console::{self as console, Backend};
 use crate::Args;
 use crate::timing::Plan;
 
-/// Of the device, in bytes.
+/// A device page, in bytes.
 const PAGE: usize = 64 << 10;
 
-/// Everything that measurements need.
+/// Everything that the measurements need.
 pub(crate) struct Bench {
     pub(crate) backend: Backend,
     pub(crate) device: Device,
     pub(crate) context: Context,
     pub(crate) stream: Stream,
-    /// The host and the devices have the same addresses for pinned memory.
+    /// Whether pinned memory has the same address on the host and the devices.
     pub(crate) unified: bool,
     pub(crate) plan: Plan,
     pub(crate) quick: bool,
     /// Of the ping-pong.
     pub(crate) rounds: u32,
-    /// Those that are asked for, the best first.
+    /// The requested kinds, the best first.
     pub(crate) kinds: Vec<Kind>,
-    /// What a program that asks for nothing in particular gets.
+    /// The default choice of a program without preferences.
     pub(crate) usual: String,
-    /// The same where the memory has to be the device's.
+    /// The same for device memory.
     pub(crate) usual_on_device: String,
 }
 
-/// A kind of window, and whether it can be had here.
+/// A kind of mapping, and whether it is available here.
 pub(crate) struct Kind {
     pub(crate) kind: CpuMappingKind,
     pub(crate) mapping: Option<MappingKind>,
-    /// Why it cannot be had.
+    /// Why it is unavailable.
     pub(crate) missing: Option<String>,
 }
 
@@ -78,13 +78,13 @@ impl Bench {
         })
     }
 
-    /// Those that can be had.
+    /// The available kinds.
     pub(crate) fn had(&self) -> impl Iterator<Item = CpuMappingKind> + '_ {
         let had = self.kinds.iter().filter(|kind| kind.missing.is_none());
         had.map(|kind| kind.kind)
     }
 
-    /// Memory for a window of this kind: so many elements and more.
+    /// Memory for a mapping of this kind, with at least `len` elements.
     pub(crate) fn memory<T: Pod>(
         &self,
         kind: CpuMappingKind,
@@ -93,13 +93,14 @@ impl Bench {
         memory(&self.stream, kind, len)
     }
 
-    /// Memory of the device, of just so many bytes.
+    /// Device memory of exactly `bytes` bytes.
     pub(crate) fn device_memory(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
         let of_device = CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]);
         Ok(of_device.alloc(&self.stream, bytes)?)
     }
 
-    /// A window of this kind and no other on the first elements, which leaves nothing to the driver, however much it is.
+    /// A mapping of exactly this kind, over the first elements, that never falls back to driver copies, whatever the
+    /// size.
     pub(crate) fn window<'a, T: Pod>(
         &self,
         buffer: &'a mut DeviceBuffer<T>,
@@ -117,7 +118,7 @@ impl Bench {
 impl Kind {
     fn find(stream: &Stream, kind: CpuMappingKind) -> Result<Self> {
         let mut buffer = memory::<u8>(stream, kind, PAGE)?;
-        // Another one opens in its place, and knows why.
+        // If it is unavailable, another kind opens and knows why.
         let window = CpuMappingOptions::new().prefer([kind]).open(&mut buffer)?;
         let mut left_out = window.choice().left_out().iter();
         let missing = left_out.find(|(other, _)| *other == kind);
@@ -129,11 +130,11 @@ impl Kind {
     }
 }
 
-/// Whole pages of the device: gdrcopy pins nothing less, and dma-bufs show whole pages of the host.
+/// Whole device pages: gdrcopy pins nothing smaller, and dma-bufs map whole host pages.
 fn memory<T: Pod>(stream: &Stream, kind: CpuMappingKind, len: usize) -> Result<DeviceBuffer<T>> {
     let wish = match kind {
         CpuMappingKind::HostMapped => CpuMappingOptions::new().only([kind]),
-        // The device's, also where nothing maps it.
+        // Device memory, even if it cannot be mapped.
         _ => CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]),
     };
     let whole = len.next_multiple_of(PAGE / size_of::<T>());

@@ -1,4 +1,4 @@
-//! What each call on a window costs.
+//! The cost of each call on a CPU mapping.
 
 use anyhow::{Context as _, Result};
 use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind};
@@ -73,7 +73,7 @@ impl Row {
         })
     }
 
-    /// Of a call that takes long.
+    /// The row of a call that takes long.
     fn of_singles(window: String, call: &'static str, mut all: Vec<f64>) -> Self {
         Self {
             window,
@@ -123,7 +123,7 @@ fn of_kind(bench: &Bench, kind: CpuMappingKind, words: usize, rows: &mut Vec<Row
     Ok(())
 }
 
-/// An open window, and what was found of it.
+/// An open mapping, and its results.
 struct Calls<'a, 'w> {
     bench: &'a Bench,
     kind: CpuMappingKind,
@@ -151,7 +151,7 @@ impl<'w> Calls<'_, 'w> {
     }
 }
 
-/// Descriptors of the device's memory for network cards.
+/// Descriptors of device memory for network cards.
 #[cfg(target_os = "linux")]
 fn of_dma_bufs(bench: &Bench, words: usize, rows: &mut Vec<Row>) -> Result<()> {
     let buffer = bench.memory::<u32>(CpuMappingKind::Copies, words)?;

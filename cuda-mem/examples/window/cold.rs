@@ -1,13 +1,13 @@
-//! Memory that is in no cache of the host.
+//! Evicting host memory from all caches.
 
-/// How it gets there, in words.
+/// The method, in words.
 pub(crate) const HOW: &str = if cfg!(target_arch = "x86_64") {
     "clflush of every line"
 } else {
     "a walk over a buffer larger than the last-level cache"
 };
 
-/// Some memory of the host that a transfer uses.
+/// A range of host memory that a transfer uses.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(
     not(target_arch = "x86_64"),
@@ -21,33 +21,33 @@ pub(crate) struct Region {
 impl Region {
     /// # Safety
     ///
-    /// The host can read so many bytes there, until the region is dropped.
+    /// `bytes` bytes there stay readable for the host until the region is dropped.
     pub(crate) unsafe fn new(at: *const u8, bytes: usize) -> Self {
         Self { at, bytes }
     }
 }
 
-/// Takes it out of all caches.
+/// Evicts the regions from all caches.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn evict(regions: &[Region]) {
     use std::sync::atomic::{Ordering, fence};
     const LINE: usize = 64;
     for region in regions {
-        // The last byte may be on a line of its own.
+        // The last byte may be on a separate line.
         let offsets = (0..region.bytes)
             .step_by(LINE)
             .chain(region.bytes.checked_sub(1));
         for offset in offsets {
             let at = region.at.wrapping_add(offset);
-            // SAFETY: the byte is readable, as the region's maker says. The content does not change.
+            // SAFETY: the region's creator guarantees that the byte is readable. The content does not change.
             unsafe { std::arch::x86_64::_mm_clflush(at) };
         }
     }
-    // Flushes are in order with locked instructions and full fences.
+    // Flushes are ordered with locked instructions and full fences.
     fence(Ordering::SeqCst);
 }
 
-/// Takes it out of all caches, with everything else.
+/// Evicts the regions from all caches, with everything else.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn evict(_: &[Region]) {
     use std::cell::RefCell;
@@ -62,7 +62,7 @@ pub(crate) fn evict(_: &[Region]) {
     });
 }
 
-/// In bytes; much if the system does not tell.
+/// In bytes; a large value if the system does not report it.
 #[cfg(not(target_arch = "x86_64"))]
 fn last_level_cache() -> usize {
     let sizes = (0..8).filter_map(|index| {

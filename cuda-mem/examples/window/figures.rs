@@ -1,6 +1,6 @@
-//! What samples say: pure functions.
+//! Statistics of samples: pure functions.
 
-/// The value below which this part of the samples lies: 0.5 is the median. Sorts them. Not a number of none.
+/// The value below which this part of the samples lies: 0.5 is the median. Sorts them. NaN without samples.
 pub(crate) fn quantile(samples: &mut [f64], part: f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let last = samples.len().saturating_sub(1);
@@ -8,7 +8,7 @@ pub(crate) fn quantile(samples: &mut [f64], part: f64) -> f64 {
     samples.get(at.min(last)).copied().unwrap_or(f64::NAN)
 }
 
-/// How long a window and a copy take for so many bytes, in the same unit.
+/// The times of a mapping and of a copy for `bytes` bytes, in the same unit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
     pub(crate) bytes: usize,
@@ -17,25 +17,26 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Above 0 where the copy is faster.
+    /// Positive where the copy is faster.
     fn lead_of_the_copy(&self) -> f64 {
         (self.window / self.copy).ln()
     }
 }
 
-/// Where a window stops being better than a copy.
+/// The size from which a mapping is no longer better than a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Crossover {
     /// The copy is faster from the smallest size on.
     AtOnce,
-    /// From about so many bytes on, the copy is faster.
+    /// The copy is faster from about this size on.
     At(usize),
-    /// The window is better at all sizes that were measured.
+    /// The mapping is better at all measured sizes.
     Never,
 }
 
-/// Sizes ascend. The copy has to be faster at two sizes in a row, or at the largest: one slow sample is no crossover.
-/// Between two sizes the place is that where straight lines through the times, all on logarithmic scales, meet.
+/// Expects ascending sizes. The copy must be faster at two consecutive sizes, or at the largest: one slow sample is not
+/// a crossover. Between two sizes, the crossover is where straight lines through the times meet, all on logarithmic
+/// scales.
 pub(crate) fn crossover(pairs: &[Pair]) -> Crossover {
     let wins = |at: usize| {
         pairs

@@ -1,4 +1,4 @@
-//! The time of one write or read by size, and where windows and copies meet.
+//! Time of one write or read by size, and where mappings and copies cross over.
 
 use std::cell::RefCell;
 
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 const CACHES: [&str; 2] = ["warm", "cold"];
 const DIRECTIONS: [&str; 2] = ["write", "read"];
 
-/// What one way takes for one size: for each of [`CACHES`], nanoseconds for each of [`DIRECTIONS`].
+/// The times of one way for one size: for each of [`CACHES`], nanoseconds for each of [`DIRECTIONS`].
 struct Row {
     way: Way,
     bytes: usize,
@@ -72,7 +72,7 @@ pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
     })
 }
 
-/// Powers of two, or a few of them.
+/// All powers of two, or a few of them.
 fn sizes(largest: usize, quick: bool) -> Vec<usize> {
     let step = if quick { 6 } else { 1 };
     let mut sizes: Vec<usize> = (0..usize::BITS - 1)
@@ -127,7 +127,7 @@ fn by_size(sizes: &[usize], ways: &[Way], rows: &[Row], cache: usize) -> Table {
     table
 }
 
-/// Where a window and a copy meet, for each of [`DIRECTIONS`].
+/// The crossover of a mapping and a copy, for each of [`DIRECTIONS`].
 struct Meeting {
     window: String,
     copy: String,
@@ -135,7 +135,7 @@ struct Meeting {
     at: [Crossover; 2],
 }
 
-/// Each window that reaches the memory itself, with each copy and with whichever is the fastest.
+/// Each direct mapping, compared with each copy and with the fastest of them.
 fn meetings(ways: &[Way], rows: &[Row]) -> Vec<Meeting> {
     let (windows, copies): (Vec<Way>, Vec<Way>) = ways.iter().partition(|way| way.is_direct());
     let each = copies.iter().map(|copy| (copy.name(), vec![*copy]));

@@ -1,5 +1,5 @@
-//! How fast the host reaches a GPU's memory through each kind of window, beside copies by the driver, after
-//! the four tools of gdrcopy.
+//! How fast the host accesses a GPU's memory through each kind of CPU mapping, compared with driver copies. Modelled on
+//! gdrcopy's four tools.
 //!
 //! ```sh
 //! cargo run --release --example window -- latency       # by size, and where copies become faster
@@ -52,7 +52,7 @@ struct Args {
     json: bool,
 }
 
-/// What is measured.
+/// The measurements.
 #[derive(Debug, Subcommand)]
 enum Tool {
     /// Bytes a second by size, written and read
@@ -87,7 +87,7 @@ fn kind(name: &str) -> Result<CpuMappingKind, String> {
     })
 }
 
-/// A size for a measurement, with limits.
+/// Parses a size for a measurement, within limits.
 fn size_from(least: u64, text: &str) -> Result<u64, String> {
     match size(text)? {
         bytes if (least..=1 << 32).contains(&bytes) => Ok(bytes),

@@ -1,4 +1,4 @@
-//! A word to a running kernel, and its answer back.
+//! A word to a running kernel and its reply.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,16 @@ use crate::report::Outcome;
 
 const KERNELS: &str = include_str!("../../../tests/data/kernels.ptx");
 
-/// So long the host and the kernel wait for each other's word, and then give up: whatever goes wrong, both end.
+/// How long the host and the kernel wait for each other's word before they give up, so that both always end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Rounds before those that count: the kernel has to start.
+/// Rounds before those that count, because the kernel must start.
 const WARM_UP: u32 = 50;
 
-/// The answer's place, in words: away from the question's line of the processor and of the device.
+/// The reply's offset in words: on a different processor and device line than the question.
 const REPLY: usize = 64;
 
-/// A word that nobody looks at.
+/// A word that the kernel ignores.
 const OTHER: usize = 128;
 
 const WORDS: usize = OTHER + 1;
@@ -62,7 +62,7 @@ pub(crate) fn run(bench: &Bench) -> Result<Outcome> {
     })
 }
 
-/// Nanoseconds of each round.
+/// Nanoseconds per round.
 fn play(bench: &Bench, kind: CpuMappingKind, rounds: u32) -> Result<Vec<f64>> {
     let answer = bench
         .context
@@ -72,14 +72,14 @@ fn play(bench: &Bench, kind: CpuMappingKind, rounds: u32) -> Result<Vec<f64>> {
     let mut buffer = bench.memory::<u32>(kind, WORDS)?;
     buffer.zero()?;
     let mut window = bench.window(&mut buffer, WORDS, kind)?;
-    // What the window needs for copies is made now: making it might wait for the kernel.
+    // Creates now what the mapping needs for copies, because creating it later might wait for the kernel.
     window.store(OTHER, 1)?;
     ensure!(window.load(OTHER)? == 1, "a word did not come back");
     let (bell, reply) = (window.address(), window.address() + 4 * REPLY as u64);
     let patience = PATIENCE.as_nanos() as u64;
     let last = WARM_UP + rounds;
     // SAFETY: `answer` takes the addresses of two words, a number of rounds and nanoseconds. The words are in a buffer
-    // that is given back only after the stream was waited for, or by a call that waits for the device.
+    // that is freed only after the stream was waited for, or by a call that waits for the device.
     unsafe {
         answer.launch(
             &stream,
@@ -95,7 +95,7 @@ fn play(bench: &Bench, kind: CpuMappingKind, rounds: u32) -> Result<Vec<f64>> {
             let mut looks = 0_u32;
             while window.load(REPLY)? != round {
                 looks = looks.wrapping_add(1);
-                // The clock is not looked at in every turn. Threads play the device where it is simulated.
+                // The clock is not read in every iteration. On the simulated driver, threads play the device.
                 if looks.is_multiple_of(1024) {
                     ensure!(
                         start.elapsed() < PATIENCE,

@@ -1,4 +1,4 @@
-//! What is shown: tables for people, one JSON object for programs.
+//! Output: tables for people, one JSON object for programs.
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::Args;
 use crate::bench::Bench;
 
-/// What a tool found.
+/// The results of a tool.
 pub(crate) struct Outcome {
     /// How it was measured.
     pub(crate) method: String,
@@ -34,7 +34,7 @@ pub(crate) fn show(args: &Args, bench: &Bench, outcome: Outcome) -> Result<()> {
     Ok(print(&text)?)
 }
 
-/// Where it was measured, and what kinds of windows there are.
+/// The machine, and its kinds of CPU mapping.
 fn machine(bench: &Bench) -> Result<Map<String, Value>> {
     let kinds: Vec<Value> = bench
         .kinds
@@ -106,7 +106,7 @@ fn pages(args: &Args, bench: &Bench, machine: &Map<String, Value>, outcome: &Out
     all
 }
 
-/// The value of the first line of a system's file that begins so.
+/// The value of the first line in a system file that starts with `key`.
 fn line_of(file: &str, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -114,7 +114,7 @@ fn line_of(file: &str, key: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// The system and its version, without a name of the machine.
+/// The system and its version, without the machine's name.
 fn system() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let (system, kind) = (std::env::consts::OS, std::env::consts::ARCH);

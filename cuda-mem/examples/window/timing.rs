@@ -1,4 +1,4 @@
-//! How often something is done, and how it is timed.
+//! Repetition and timing of measurements.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::figures::quantile;
 
-/// So long is one batch of calls that take little time, in nanoseconds: the clock's own time does not count there.
+/// Length of one batch of short calls in nanoseconds, so long that the clock's own time does not matter.
 const BATCH_NS: f64 = 100_000.0;
 
 /// How often each measurement is repeated.
@@ -14,7 +14,7 @@ pub(crate) struct Plan {
     time: Duration,
     least: usize,
     most: usize,
-    /// What it costs to look at the clock, in nanoseconds.
+    /// The cost of a clock read, in nanoseconds.
     pub(crate) clock_ns: f64,
 }
 
@@ -30,7 +30,7 @@ impl Plan {
         }
     }
 
-    /// How it is repeated, in words.
+    /// The repetition, in words.
     pub(crate) fn words(&self) -> String {
         if self.least == self.most {
             return format!("{} repeats", self.least);
@@ -39,10 +39,10 @@ impl Plan {
         format!("repeats for {time:?}, {least} to {most} of them")
     }
 
-    /// Nanoseconds of one call, from batches of calls without a break.
+    /// Nanoseconds per call, from batches of consecutive calls.
     pub(crate) fn batches(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         let mut shortest = f64::INFINITY;
-        // The first one pays for pages and code.
+        // The first one pays for page faults and code loading.
         for _ in 0..3 {
             let ((), taken) = self.timed(&mut work)?;
             shortest = shortest.min(taken);
@@ -56,7 +56,7 @@ impl Plan {
         Ok(quantile(&mut means, 0.5))
     }
 
-    /// Nanoseconds of each single call; `prepare` is not counted.
+    /// Nanoseconds of each call; `prepare` is not counted.
     pub(crate) fn singles(
         &self,
         mut work: impl FnMut() -> Result<()>,
@@ -70,7 +70,7 @@ impl Plan {
         Ok(all)
     }
 
-    /// Collects what each round says, but for the first one.
+    /// Collects the results of all rounds but the first.
     pub(crate) fn repeat<const N: usize>(
         &self,
         mut round: impl FnMut() -> Result<[f64; N]>,
@@ -87,7 +87,7 @@ impl Plan {
         Ok(all)
     }
 
-    /// What a call gives, and its nanoseconds less what the clock costs.
+    /// The result of a call, and its nanoseconds less the cost of the clock.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
         let start = Instant::now();
         let value = work()?;

@@ -1,4 +1,4 @@
-//! The ways to bring bytes from the host to a device's memory and back, all with the same face.
+//! The ways to move bytes from the host to device memory and back, behind one interface.
 
 use std::hint::black_box;
 
@@ -10,10 +10,10 @@ use cuda_mem::{DeviceBuffer, Stream};
 use crate::bench::Bench;
 use crate::cold::{self, Region};
 
-/// A way.
+/// A way to move bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Through a window.
+    /// Through a CPU mapping.
     CpuMapping(CpuMappingKind),
     /// The driver copies ordinary memory.
     Pageable,
@@ -22,7 +22,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// All that there are here, windows first.
+    /// All ways available here, mappings first.
     pub(crate) fn all(bench: &Bench) -> Vec<Self> {
         let windows = bench.had().map(Self::CpuMapping);
         windows.chain([Self::Pageable, Self::Pinned]).collect()
@@ -41,21 +41,21 @@ impl Way {
     }
 }
 
-/// What is said of the ways wherever they are compared.
+/// Explains the ways wherever they are compared.
 pub(crate) const METHOD: &str = "one thread of the host. A write through a window is over when the processor holds nothing \
     back: it may be on the bus still. `host-mapped` memory is the host's own, and it is the device that goes over the bus \
     for it. `copies` is the window that copies through pinned memory of its own; memcpy is the driver's copy between memory \
     of the device and a slice of the host, ordinary (pageable) or pinned and lent to the stream, and each is waited for";
 
-/// Transfers of all the bytes of a memory.
+/// Transfers all bytes of a buffer.
 pub(crate) trait Transfer {
     fn write(&mut self) -> Result<()>;
     fn read(&mut self) -> Result<()>;
-    /// Takes out of the caches what the host reads or writes.
+    /// Evicts from the caches what the host reads or writes.
     fn chill(&mut self);
 }
 
-/// Makes a transfer, sees that it brings the bytes there and back, and hands it on.
+/// Creates a transfer, checks that it moves the bytes correctly in both directions, and passes it on.
 pub(crate) fn with<R>(
     bench: &Bench,
     way: Way,
@@ -70,12 +70,12 @@ pub(crate) fn with<R>(
     done.with_context(|| format!("{}, {bytes} bytes", way.name()))
 }
 
-/// Every byte tells its place.
+/// Every byte depends on its position.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at ^ (at >> 8) ^ 0x5a) as u8).collect()
 }
 
-/// What is in `own` has been written: it must come back.
+/// Checks that `own`, already written, reads back unchanged.
 fn comes_back(own: &mut [u8], read: impl FnOnce(&mut [u8]) -> cuda_mem::Result<()>) -> Result<()> {
     let sent = own.to_vec();
     own.fill(0);
@@ -84,7 +84,7 @@ fn comes_back(own: &mut [u8], read: impl FnOnce(&mut [u8]) -> cuda_mem::Result<(
     Ok(())
 }
 
-/// Of a slice of the caller's own.
+/// The region of a slice that the caller owns.
 fn region(own: &[u8]) -> Region {
     // SAFETY: both are kept together, and the slice does not move.
     unsafe { Region::new(own.as_ptr(), own.len()) }
@@ -111,7 +111,7 @@ fn through_window<R>(
     let mut regions = vec![region(&own)];
     if kind == CpuMappingKind::HostMapped && bench.unified {
         let at = std::ptr::with_exposed_provenance(window.address() as usize);
-        // SAFETY: it is memory of the host that the window keeps, and the device has it under the same address.
+        // SAFETY: this is host memory that the mapping keeps alive, and the device uses the same address.
         regions.push(unsafe { Region::new(at, bytes) });
     }
     work(&mut ThroughWindow {

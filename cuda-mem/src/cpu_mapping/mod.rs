@@ -1,7 +1,7 @@
-//! Device memory that the processor reads and writes.
+//! Device memory that the processor loads and stores directly.
 //!
-//! A [`CpuMapping`] maps a part of a device's memory into the process, through dma-buf or gdrcopy's kernel module
-//! ([`Gdr`]) or by copies, and says which of these it is.
+//! A [`CpuMapping`] maps a part of a device's memory into the process, through dma-buf, gdrcopy's kernel module
+//! ([`Gdr`]) or driver copies, and reports which.
 
 pub(crate) mod gdr;
 pub(crate) mod window;

@@ -1,5 +1,5 @@
-//! Memory outside the pools: `cuMemAlloc` on a device, pinned memory of the host, whose own functions are
-//! in `host.rs`, and managed memory, whose are in `managed.rs`.
+//! Memory outside the pools: `cuMemAlloc` on a device, pinned host memory and managed memory. The functions for pinned
+//! memory are in `host.rs`, those for managed memory in `managed.rs`.
 
 use std::ffi::c_uint;
 
@@ -17,17 +17,17 @@ use crate::state::{State, state};
 /// Measured: `cuMemAlloc` takes memory from the device in steps of this.
 const DEVICE_STEP: u64 = slab::SLAB;
 
-/// As much, or more, is more than any address space has.
+/// No address space has room for this size.
 pub(crate) const TOO_LARGE: u64 = 1 << 46;
 
-/// What memory outside the pools is.
+/// Kinds of memory outside the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Of one device.
+    /// On one device.
     Device,
-    /// Of the host, and never moved.
+    /// On the host, and never moved.
     Pinned,
-    /// Of whoever touches it: the host and every device.
+    /// Accessible to the host and every device; migrates on access.
     Managed,
 }
 
@@ -41,26 +41,26 @@ impl Kind {
     }
 }
 
-/// Memory that is not of a pool.
+/// Memory outside the pools.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) size: u64,
     pub(crate) context: ContextId,
     pub(crate) device: usize,
     pub(crate) kind: Kind,
-    /// What `cuMemHostAlloc` was told; 0 of other memory.
+    /// Flags passed to `cuMemHostAlloc`; 0 for other memory.
     pub(crate) flags: c_uint,
-    /// Whether the program wants copies of it to wait.
+    /// Whether the program asked for synchronous copies.
     pub(crate) is_sync: bool,
-    /// When in stream order it was freed; the memory stays until the host synchronises.
+    /// When it was freed, in stream order; the memory stays until the host synchronises.
     pub(crate) freed: Option<Point>,
-    /// Its own memory; none in a slab.
+    /// Its own memory; `None` in a slab.
     mapping: Option<Mapping>,
 }
 
 impl Allocation {
-    /// Bytes that it alone takes from the device. Managed memory may be more than the device has, and
-    /// takes some only when it comes there: see `resident.rs`.
+    /// Device memory that it occupies by itself. Managed memory may exceed the device's, and occupies it only where
+    /// resident: see `resident.rs`.
     fn taken(&self) -> u64 {
         if self.kind == Kind::Device && self.mapping.is_some() {
             self.size.next_multiple_of(DEVICE_STEP)
@@ -69,14 +69,14 @@ impl Allocation {
         }
     }
 
-    /// Whether it is the host's.
+    /// Whether it is host memory.
     pub(crate) fn is_host(&self) -> bool {
         self.kind == Kind::Pinned
     }
 }
 
 impl State {
-    /// The allocation that holds `address`, and where it starts.
+    /// The allocation that contains `address`, and its start.
     pub(crate) fn allocation(&self, address: u64) -> Option<(u64, &Allocation)> {
         let (&start, allocation) = self.allocations.range(..=address).next_back()?;
         (address < start + allocation.size).then_some((start, allocation))
@@ -127,7 +127,7 @@ impl State {
         Ok(start)
     }
 
-    /// OUT_OF_MEMORY unless there is room, if need be after taking back what pools keep.
+    /// OUT_OF_MEMORY unless there is room, if necessary after the pools have released unused memory.
     pub(crate) fn make_room(&mut self, device: usize, size: u64, kind: Kind) -> Answer {
         let fits = |state: &Self| {
             let steps = state.devices[device].available() / DEVICE_STEP;
@@ -142,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    /// The memory, device or host's, that an address outside the pools is in, block or not.
+    /// The mapping that contains an address outside the pools, allocated or not.
     pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
         let allocations = self.allocations.range_mut(..=address).rev();
         let own = allocations.filter_map(|(_, allocation)| allocation.mapping.as_mut());
@@ -150,7 +150,7 @@ impl State {
         own.or_else(|| self.slabs.mapping_at(address))
     }
 
-    /// From where to where the driver has taken memory of the device for a block that a range touches.
+    /// The memory that the driver took from the device for a block that overlaps a range: start and end.
     pub(crate) fn taken_around(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let (&block, allocation) = self.allocations.range(..end).next_back()?;
         let is_hit = block + allocation.size > start;
@@ -162,7 +162,7 @@ impl State {
         Some((first, first + len))
     }
 
-    /// Removes an allocation; its memory stays until no queue can touch it.
+    /// Removes an allocation. Its memory stays until no queue can access it.
     pub(crate) fn free_allocation(&mut self, start: u64) {
         let Some(allocation) = self.allocations.remove(&start) else {
             return;
@@ -182,7 +182,7 @@ impl State {
         }
     }
 
-    /// Ends what was freed in stream order and has been synchronised with.
+    /// Removes memory that was freed in stream order and synchronised since.
     pub(crate) fn free_what_was_left(&mut self) {
         let all = self.allocations.iter();
         let done: Vec<u64> = all
@@ -197,7 +197,7 @@ impl State {
         }
     }
 
-    /// A current context is not needed here, but one that is gone is refused.
+    /// No current context is needed here, but a destroyed one is refused.
     fn check_current_if_any(&self) -> Answer {
         match self.current() {
             Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED) => {
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    /// A context takes its memory with it.
+    /// Memory is freed with its context.
     pub(crate) fn free_allocations_of(&mut self, context: ContextId) {
         let all = self.allocations.iter();
         let its: Vec<u64> = all
@@ -220,8 +220,8 @@ impl State {
     }
 }
 
-/// Frees memory outside the pools once the device has nothing to do: measured, `cuMemFree` waits
-/// even for streams that never touched the memory.
+/// Frees memory outside the pools once the device is idle. Measured: `cuMemFree` waits even for streams that never
+/// accessed the memory.
 pub(crate) fn free_waiting(address: u64, is_host: bool) -> Answer {
     let device = {
         let state = state()?;
@@ -230,7 +230,7 @@ pub(crate) fn free_waiting(address: u64, is_host: bool) -> Answer {
         let allocation = allocation
             .filter(|found| found.is_host() == is_host && found.freed.is_none())
             .ok_or(INVALID_VALUE)?;
-        // Managed memory may be in use by every device.
+        // Managed memory may be in use on every device.
         (allocation.kind != Kind::Managed).then_some(allocation.device)
     };
     wait_for_streams_of(device)?;
@@ -238,7 +238,7 @@ pub(crate) fn free_waiting(address: u64, is_host: bool) -> Answer {
     Ok(())
 }
 
-/// Waits until a device, or every one, has nothing to do, and lets the host have noted it.
+/// Waits until a device, or every device, is idle, and records that the host observed it.
 pub(crate) fn wait_for_streams_of(device: Option<usize>) -> Answer {
     let (marks, pasts) = {
         let state = state()?;
@@ -266,7 +266,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         state.current()?;
-        // A failure nulls the result.
+        // A failed call writes null.
         out.write(0)?;
         state.refuse_while_recording()?;
         if size == 0 {
@@ -296,7 +296,7 @@ exports! {
         let ordinal = state.context(state.current()?)?.device;
         let device = &state.devices[ordinal];
         let (memory, available) = (device.memory, device.available());
-        // Managed memory makes room for everything else; that it did is noticed only here.
+        // Managed memory makes room for everything else, which shows only here.
         state.resident.shrink(ordinal, available);
         free.write_if_wanted((available - state.resident.bytes(ordinal)) as usize);
         total.write_if_wanted(memory as usize);
@@ -309,7 +309,7 @@ exports! {
         let mut state = state()?;
         state.current()?;
         let found = state.range_of(address);
-        // Measured of a reserved address: where there is nothing, the result is null.
+        // Measured with a reserved address: if nothing is allocated there, the result is null.
         let (start, len) = found.unwrap_or_default();
         base.write_if_wanted(start);
         size.write_if_wanted(len as usize);

@@ -1,11 +1,11 @@
-//! The attributes of a device, as an H200 with driver 580 answers them.
+//! Device attributes, as reported by an H200 with driver 580.
 
 use crate::knobs::{DriverModel, Knobs};
 
-/// Attributes up to this one are older than memory pools, and known to every version.
+/// Attributes up to this one predate memory pools, and every version knows them.
 const OLDEST: u32 = 114;
 
-/// From which CUDA version on an attribute exists; 0 if this simulator does not know it.
+/// The CUDA version that introduced an attribute; 0 if this simulator does not know it.
 fn since(id: u32) -> u32 {
     match id {
         1..=OLDEST => 11000,
@@ -27,8 +27,8 @@ fn since(id: u32) -> u32 {
     }
 }
 
-/// The value of attribute `id` of a device of the machine; `None` if the simulated version does not
-/// know the attribute. All as measured; known ones that are not listed are 0.
+/// The value of attribute `id` of a device of the machine; `None` if the simulated version does not know the attribute.
+/// All values are measured. Known attributes not listed are 0.
 pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
     let known = (1..=knobs.version).contains(&since(id));
     let pools = knobs.claims_pools(index);
@@ -37,8 +37,8 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         35 => flag(knobs.model == DriverModel::Tcc),
         83 => flag(knobs.has_managed_memory()),
         89 => flag(knobs.has_concurrent_managed_access()),
-        // Without virtual memory management there is nothing that is built on it: handles of physical
-        // memory to share, DMA to it, and such memory of the host.
+        // What builds on virtual memory management needs it: shareable handles of physical memory, DMA to it, and such
+        // memory on the host.
         124 => flag(knobs.dma_buf),
         152 => flag(knobs.claims_dma_buf_mmap()),
         102 | 103 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,

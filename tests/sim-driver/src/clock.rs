@@ -1,24 +1,24 @@
-//! Who is ordered after what: one logical clock a stream, what each stream knows of the others,
-//! and what the host has seen done. Kept at submission, not at execution.
+//! Happens-before tracking: one logical clock per stream, what each stream has waited for, and what the host has
+//! observed. Updated at submission, not at execution.
 //!
-//! The host may know that work is done, from a query or a copy that returned. The driver counts
-//! only synchronisation: that, and not what the host knows, makes freed memory anybody's.
+//! A query or a returned copy lets the host know that work is done. The driver counts only synchronisation, not what
+//! the host knows, before it reuses freed memory for any stream.
 
 use rustc_hash::FxHashMap;
 
 use std::collections::BTreeMap;
 
-/// A stream, also after its destruction. Never used twice.
+/// A stream, even after its destruction. Never reused.
 pub(crate) type StreamId = u64;
 
-/// A moment in the order of one stream.
+/// A point in one stream's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Point {
     pub(crate) stream: StreamId,
     pub(crate) time: u64,
 }
 
-/// For each stream, the last moment that is known to come before.
+/// For each stream, the latest point known to come before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Past(BTreeMap<StreamId, u64>);
 
@@ -34,7 +34,7 @@ impl Past {
         *time = point.time.max(*time);
     }
 
-    /// The streams that something of is in this past.
+    /// The streams with a point in this past.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         self.0.keys().copied()
     }
@@ -48,11 +48,11 @@ impl Past {
 #[derive(Debug, Default)]
 struct Track {
     time: u64,
-    /// What comes before everything that is submitted from now on.
+    /// What comes before all future submissions.
     past: Past,
-    /// Up to where the host knows it done.
+    /// The latest point that the host knows to be done.
     observed: u64,
-    /// Up to where the host has synchronised with it.
+    /// The latest point that the host has synchronised with.
     synchronised: u64,
     retired: bool,
 }
@@ -61,7 +61,7 @@ struct Track {
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
     tracks: FxHashMap<StreamId, Track>,
-    /// Changes whenever the host synchronises with something new, so that others can tell cheaply.
+    /// Changes whenever the host synchronises with something new, so that others can detect it cheaply.
     epoch: u64,
 }
 
@@ -70,7 +70,7 @@ impl Clocks {
         self.tracks.insert(stream, Track::default());
     }
 
-    /// The stream takes no more work. Its clock stays until all of it counts as synchronised.
+    /// The stream accepts no more work. Its clock is kept until all of it counts as synchronised.
     pub(crate) fn retire(&mut self, stream: StreamId) {
         if let Some(track) = self.tracks.get_mut(&stream) {
             track.retired = true;
@@ -94,7 +94,7 @@ impl Clocks {
         }
     }
 
-    /// Something is submitted: its moment.
+    /// Counts a submission and returns its point.
     pub(crate) fn tick(&mut self, stream: StreamId) -> Point {
         let track = self.tracks.entry(stream).or_default();
         track.time += 1;
@@ -104,13 +104,13 @@ impl Clocks {
         }
     }
 
-    /// The last moment of a stream.
+    /// The latest point of a stream.
     pub(crate) fn now(&self, stream: StreamId) -> Point {
         let time = self.tracks.get(&stream).map_or(0, |track| track.time);
         Point { stream, time }
     }
 
-    /// Everything that comes before what is submitted next: what an event recorded now stands for.
+    /// Everything that comes before the next submission: what an event recorded now represents.
     pub(crate) fn past(&self, stream: StreamId) -> Past {
         let Some(track) = self.tracks.get(&stream) else {
             return Past::default();
@@ -123,7 +123,7 @@ impl Clocks {
         past
     }
 
-    /// From now on `stream` comes after all of `past`.
+    /// Orders all future work of `stream` after `past`.
     pub(crate) fn join(&mut self, stream: StreamId, past: &Past) {
         let others = past.points().filter(|point| point.stream != stream);
         let known: Vec<Point> = others
@@ -136,7 +136,7 @@ impl Clocks {
         }
     }
 
-    /// From now on `stream` comes after `point`.
+    /// Orders all future work of `stream` after `point`.
     pub(crate) fn join_point(&mut self, stream: StreamId, point: Point) {
         let mut past = Past::default();
         past.add(point);
@@ -182,13 +182,13 @@ impl Clocks {
             .is_none_or(|track| track.synchronised >= point.time)
     }
 
-    /// Whether what `stream` submits next comes after `point`, by the order of streams alone.
+    /// Whether the next submission to `stream` comes after `point` by stream order alone.
     pub(crate) fn follows(&self, stream: StreamId, point: Point) -> bool {
         let track = self.tracks.get(&stream);
         stream == point.stream || track.is_some_and(|track| track.past.contains(point))
     }
 
-    /// The same, also by what the host knew before it submits.
+    /// The same, also counting what the host has observed before it submits.
     pub(crate) fn is_after(&self, stream: StreamId, point: Point) -> bool {
         self.is_observed(point) || self.follows(stream, point)
     }

@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device, others that a program makes, and which is current.
+//! Contexts: each device's primary context, those that a program creates, and the current one.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::thread::with_contexts;
 /// The number behind a `CUcontext`.
 pub(crate) type ContextId = u64;
 
-/// What `cuCtxGetApiVersion` answers.
+/// The result of `cuCtxGetApiVersion`.
 const API_VERSION: c_uint = 3020;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -24,19 +24,19 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Flags that `cuCtxCreate` knows.
 const KNOWN_FLAGS: c_uint = 0xff;
 
-/// A context that exists.
+/// A live context.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) device: usize,
     pub(crate) is_primary: bool,
     flags: c_uint,
-    /// What `cuCtxGetId` answers: never that of another context, though handles come again.
+    /// The result of `cuCtxGetId`: never reused, unlike handles.
     unique_id: u64,
     pub(crate) legacy: Option<StreamId>,
     pub(crate) per_thread: FxHashMap<u64, StreamId>,
-    /// Contexts whose memory it may touch.
+    /// Contexts whose memory it may access.
     pub(crate) peers: FxHashSet<ContextId>,
-    /// Held by the host function that runs.
+    /// Held while a host function runs.
     pub(crate) host_turn: Arc<Mutex<()>>,
 }
 
@@ -84,8 +84,8 @@ impl State {
         self.devices.iter().any(|device| device.primary == Some(id))
     }
 
-    /// Measured: a primary context that is gone can still be made current. With one that was made and destroyed the
-    /// driver corrupts its memory, in six processes of ten; here it is an error.
+    /// Measured: a destroyed primary context can still be made current. With a destroyed `cuCtxCreate` context the
+    /// driver corrupts its memory, in six processes of ten; here that is an error.
     fn check_may_be_current(&self, id: ContextId) -> Answer {
         if self.is_primary(id) {
             Ok(())
@@ -94,7 +94,7 @@ impl State {
         }
     }
 
-    /// The ends of all work of a context.
+    /// The ends of all work in a context.
     fn marks(&self, id: ContextId) -> Vec<Mark> {
         let streams = self.streams.values();
         streams
@@ -103,7 +103,7 @@ impl State {
             .collect()
     }
 
-    /// Ends a context whose work is done: its streams, events and memory go with it.
+    /// Destroys a context whose work is done, with its streams, events and memory.
     fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
@@ -121,7 +121,7 @@ impl State {
     }
 }
 
-/// Waits for all work of a context, and lets the host have seen it.
+/// Waits for all work of a context, and records that the host observed it.
 fn synchronise(id: ContextId) -> Answer {
     let (device, marks, pasts) = {
         let mut state = state()?;
@@ -142,14 +142,14 @@ fn synchronise(id: ContextId) -> Answer {
     Ok(())
 }
 
-/// Waits for all work of a context. The host has not seen it then: what was freed waits on.
+/// Waits for all work of a context. The host has not observed it: freed memory keeps waiting.
 pub(crate) fn wait_for(id: ContextId) -> Answer {
     let marks = state()?.marks(id);
     marks.iter().for_each(Mark::wait);
     Ok(())
 }
 
-/// Waits for all work of a context, and ends it if `may_end` still says so.
+/// Waits for all work of a context, and destroys it if `may_end` still agrees.
 fn finish(id: ContextId, may_end: impl FnOnce(&mut State) -> Answer<bool>) -> Answer {
     wait_for(id)?;
     let mut state = state()?;
@@ -197,7 +197,7 @@ fn release_primary(device: c_int) -> Answer {
     })
 }
 
-/// Ends the primary context whoever holds it. They hold it on: their retains count (measured).
+/// Destroys the primary context despite its retains. Measured: they still count.
 fn reset_primary(device: c_int) -> Answer {
     let id = {
         let state = state()?;
@@ -261,7 +261,7 @@ exports! {
     plain fn cuCtxCreate_v4(
         _, out: Out<CUcontext>, parameters: Out<CUctxCreateParams>, flags: c_uint, device: c_int
     ) {
-        // Null asks for a plain context; execution affinity and graphics contexts are not simulated.
+        // Null requests a plain context; execution affinity and graphics contexts are not simulated.
         if let Ok(parameters) = parameters.as_input().read()
             && (parameters.numExecAffinityParams != 0 || !parameters.cigParams.is_null())
         {

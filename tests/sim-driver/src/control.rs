@@ -1,7 +1,6 @@
-//! Talking to a simulator that is loaded in this process: faults, counts, reports.
+//! Control of a simulator loaded in this process: faults, counts, reports.
 //!
-//! The library that a test opens and the one that it links have separate memory. Everything here
-//! goes through the opened one.
+//! The library that a test opens and the one it links have separate memory. Everything here uses the opened one.
 
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -25,7 +24,7 @@ type Annotate = extern "C" fn(u64, u64, CUstream) -> CUresult;
 type ReadLive = extern "C" fn(*mut Live);
 type Identify = extern "C" fn() -> *const c_char;
 
-/// A loaded simulator. Cheap to copy; the library stays open for the life of the process.
+/// A loaded simulator. Cheap to copy; the library stays open until the process exits.
 #[derive(Clone, Copy, Debug)]
 pub struct Control {
     reset: Act,
@@ -50,20 +49,20 @@ fn arm(fail: Fail, function: &str, nth: u64, code: CUresult) {
     assert!(known, "the simulator has no function {function}");
 }
 
-/// Why there is no simulator to talk to.
+/// Why the simulator cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The library does not open.
+    /// The library cannot be opened.
     Open {
-        /// Where it was looked for.
+        /// The path tried.
         path: PathBuf,
-        /// What the loader said.
+        /// The loader's message.
         reason: String,
     },
-    /// The library opens, but is not this simulator.
+    /// The library opened, but is not this simulator.
     NotTheSimulator {
-        /// What was opened.
+        /// The library opened.
         path: PathBuf,
     },
 }
@@ -91,27 +90,26 @@ impl fmt::Display for ControlError {
 
 impl Error for ControlError {}
 
-/// Finds one function; the library is the simulator, so the type is known from the name.
+/// Looks up one function. The library is the simulator, so the name implies the type.
 macro_rules! function {
     ($library:expr, $name:literal, $ty:ty) => {{
         let address = $library.address($name)?;
-        // SAFETY: the library identified itself, and exports this name with this signature: both
-        // sides are of one crate, whose version is part of the identity.
+        // SAFETY: the library identified itself, and exports this name with this signature: both sides are built from
+        // one crate, whose version is part of the identity.
         unsafe { std::mem::transmute::<*mut c_void, $ty>(address) }
     }};
 }
 
 impl Control {
-    /// The simulator at `path`. The same path that the driver was opened by gives the same
-    /// simulator.
+    /// The simulator at `path`. A driver opened by the same path is the same simulator.
     ///
     /// # Errors
     ///
-    /// If nothing can be opened there, or it is something else.
+    /// If nothing can be opened there, or the library is not the simulator.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ControlError> {
         let library = Library::open(path.as_ref())?;
         let identify = function!(library, c"simcuda_identify", Identify);
-        // SAFETY: only the simulator exports this name, and it answers a constant string.
+        // SAFETY: only the simulator exports this name, and it returns a constant string.
         let identity = unsafe { CStr::from_ptr(identify()) };
         if identity != IDENTITY {
             return Err(library.wrong());
@@ -135,48 +133,48 @@ impl Control {
         })
     }
 
-    /// Forgets counts, the log, faults and reports. What is alive stays alive.
+    /// Clears counts, the log, faults and reports. Live objects are unaffected.
     pub fn reset(&self) {
         (self.reset)();
     }
 
-    /// How often `function` was called since the last reset; 0 if the simulator has none of this
-    /// name. Names are real symbols: `cuMemAlloc_v2`.
+    /// How often `function` was called since the last reset; 0 for a name unknown to the simulator. Names are real
+    /// symbols: `cuMemAlloc_v2`.
     #[must_use]
     pub fn calls(&self, function: &str) -> u64 {
         CString::new(function).map_or(0, |name| (self.calls)(name.as_ptr()))
     }
 
-    /// All driver calls since the last reset.
+    /// Number of driver calls since the last reset.
     #[must_use]
     pub fn calls_total(&self) -> u64 {
         (self.calls_total)()
     }
 
-    /// Begins a new log of the functions called.
+    /// Starts a new log of the functions called.
     pub fn start_call_log(&self) {
         (self.call_log_start)();
     }
 
-    /// The names of the functions called since the log began, in order.
+    /// The names of the functions called since the log started, in order.
     #[must_use]
     pub fn call_log(&self) -> Vec<String> {
         lines(|index, buffer, len| (self.call_log)(index, buffer, len))
     }
 
-    /// What `work` calls, in order. Other threads' calls are in it too.
+    /// The functions that `work` calls, in order. Includes calls from other threads.
     pub fn record<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<String>) {
         self.start_call_log();
         let result = work();
         (result, self.call_log())
     }
 
-    /// The `nth` next call of `function` fails with `code`; 1 is the very next. A function that
-    /// releases something still releases it.
+    /// The `nth` call of `function` from now fails with `code`; 1 is the next one. A function that releases something
+    /// still releases it.
     ///
     /// # Panics
     ///
-    /// If the simulator has no function of this name: a test that fails nothing proves nothing.
+    /// If the simulator has no function of this name, because a fault that never occurs would prove nothing.
     pub fn fail(&self, function: &str, nth: u64, code: CUresult) {
         arm(self.fail, function, nth, code);
     }
@@ -185,22 +183,22 @@ impl Control {
     ///
     /// # Panics
     ///
-    /// As there.
+    /// As [`fail`](Self::fail).
     pub fn fail_without_effect(&self, function: &str, nth: u64, code: CUresult) {
         arm(self.fail_without_effect, function, nth, code);
     }
 
-    /// The `nth` driver call of any kind from now fails with `code`.
+    /// The `nth` driver call from now fails with `code`, whichever it is.
     pub fn fail_call(&self, nth: u64, code: CUresult) {
         (self.fail_call)(nth, code.0);
     }
 
-    /// Forgets the faults that have not come yet.
+    /// Clears the faults that have not occurred yet.
     pub fn clear_faults(&self) {
         (self.fail_clear)();
     }
 
-    /// What the program has and has not given back.
+    /// What the program has not released.
     #[must_use]
     pub fn live(&self) -> Live {
         let mut live = Live::default();
@@ -208,44 +206,42 @@ impl Control {
         live
     }
 
-    /// How many modules and libraries are loaded on a device: each counts once for every context that has
-    /// it. A library is in a context when something of it was used there, or, with
-    /// `CUDA_MODULE_LOADING=EAGER`, always.
+    /// Number of modules and libraries loaded on a device, each counted once per context that has it. A library is
+    /// loaded in a context once something of it was used there, or always with `CUDA_MODULE_LOADING=EAGER`.
     #[must_use]
     pub fn images(&self, device: usize) -> u64 {
         (self.images)(device as u64)
     }
 
-    /// Tells the order sanitizer that a range of mapped memory is a block of its own, as if
-    /// `cuMemAllocAsync` had answered it at this point of the stream. It has to be ordered after the last
-    /// free of every annotated block that was there before. Reported and INVALID_VALUE: a range that is
-    /// not all mapped, or overlaps a live annotated block. What is only out of order is reported and
-    /// SUCCESS.
+    /// Tells the order sanitizer that a range of mapped memory is a separate block, as if `cuMemAllocAsync` had
+    /// returned it at this point of the stream. This must be ordered after the last free of every annotated block that
+    /// was there before. A range that is not fully mapped or overlaps a live annotated block is reported and
+    /// INVALID_VALUE. Wrong ordering alone is reported with SUCCESS.
     pub fn annotate_allocate(&self, address: u64, bytes: u64, stream: CUstream) -> CUresult {
         (self.annotate_allocate)(address, bytes, stream)
     }
 
-    /// Tells it that such a block is free, as `cuMemFreeAsync` at this point of the stream would. Address
-    /// and size are those of the allocation; anything else is reported and INVALID_VALUE. An event that
-    /// another stream waits for before it uses the memory has to be recorded after this call.
+    /// Tells it that such a block is free, as `cuMemFreeAsync` at this point of the stream would. Address and size must
+    /// be those of the allocation; anything else is reported and INVALID_VALUE. If another stream waits for an event
+    /// before it uses the memory, record the event after this call.
     pub fn annotate_free(&self, address: u64, bytes: u64, stream: CUstream) -> CUresult {
         (self.annotate_free)(address, bytes, stream)
     }
 
-    /// How many violations of stream order were seen since the last reset.
+    /// Number of stream-order violations since the last reset.
     #[must_use]
     pub fn report_count(&self) -> u64 {
         (self.reports)()
     }
 
-    /// The violations, one a line. The first thousand are kept.
+    /// The violations, one per line. The first thousand are kept.
     #[must_use]
     pub fn reports(&self) -> Vec<String> {
         lines(|index, buffer, len| (self.report)(index, buffer, len))
     }
 }
 
-/// Reads lines until there are no more.
+/// Reads all lines.
 fn lines(read: impl Fn(u64, *mut c_char, usize) -> usize) -> Vec<String> {
     let mut lines = Vec::new();
     for index in 0.. {
@@ -260,7 +256,7 @@ fn lines(read: impl Fn(u64, *mut c_char, usize) -> usize) -> Vec<String> {
     lines
 }
 
-/// An open library. Never closed: a driver does not survive that.
+/// An open library. Never closed, because a driver does not survive that.
 struct Library {
     handle: *mut c_void,
     path: PathBuf,
@@ -273,8 +269,8 @@ impl Library {
             reason,
         };
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.to_string()))?;
-        // SAFETY: opening runs the library's initialisers; the caller names the simulator, whose
-        // only initialiser reads the environment.
+        // SAFETY: opening runs the library's initialisers; the caller names the simulator, whose only initialiser reads
+        // the environment.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(failed(last_error()));
@@ -303,7 +299,7 @@ impl Library {
 }
 
 fn last_error() -> String {
-    // SAFETY: no preconditions; the text stays until the thread's next call into the loader.
+    // SAFETY: no preconditions; the text is valid until the thread's next loader call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason given".to_owned();

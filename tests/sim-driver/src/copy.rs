@@ -1,6 +1,6 @@
-//! Copies and memsets: checked when submitted, done by the stream.
+//! Copies and memsets: checked at submission, executed by the stream.
 //!
-//! Measured: on a stream that was made by the program they need no current context.
+//! Measured: on a stream that the program created they need no current context.
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 
@@ -15,17 +15,16 @@ use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
 
-/// As long as a stream has taken no more than this, a copy from pageable memory takes its bytes
-/// when it is submitted.
+/// While a stream holds no more staged bytes than this, a copy from pageable memory reads them at submission.
 const STAGED: usize = 2 << 20;
 
-/// What an address is.
+/// What memory an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Device,
     Pinned,
     Pageable,
-    /// Managed memory that is named as the host's. Measured: the copy is done when the call returns.
+    /// Managed memory passed as a host address. Measured: the copy is done when the call returns.
     Managed,
 }
 
@@ -34,7 +33,7 @@ pub(crate) enum Place {
 pub(crate) enum Side {
     Host(u64),
     Device(u64),
-    /// The address decides.
+    /// Determined by the address.
     Any(u64),
 }
 
@@ -45,20 +44,20 @@ impl Side {
     }
 }
 
-/// Who has to reach the memory.
+/// Which device must be able to access the memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum By {
-    /// The device of a stream: it fills.
+    /// The device of a stream, for fills.
     Stream(StreamId),
-    /// This device, which need not be the stream's. Measured: what decides about a copy is the
-    /// current context, and only without one the stream.
+    /// This device, which need not be the stream's. Measured: for a copy the current context decides, and the stream
+    /// only if no context is current.
     Device(usize),
-    /// The device of a context that the copy names.
+    /// The device of a context passed to the copy.
     Named(usize),
 }
 
 impl State {
-    /// The device that has to reach what a copy on this stream touches.
+    /// The device that must be able to access the memory of a copy on this stream.
     fn copier(&self, id: StreamId) -> Answer<usize> {
         match self.current().and_then(|current| self.context(current)) {
             Ok(context) => Ok(context.device),
@@ -66,7 +65,7 @@ impl State {
         }
     }
 
-    /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has nothing.
+    /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has no memory.
     pub(crate) fn touch(
         &mut self,
         what: &'static str,
@@ -76,13 +75,13 @@ impl State {
         len: usize,
     ) -> Answer<Place> {
         let address = side.address();
-        // Past the end of everything is past the end of any block.
+        // An address overflow is beyond the end of any block.
         let end = address.checked_add(len as u64);
         if address == 0 || end.is_none() {
             return Err(INVALID_VALUE);
         }
         if let Some((start, block)) = self.graph_block(address) {
-            // Measured: known only from the launch to the free.
+            // Measured: known only between the launch and the free.
             let block = block.ok_or(INVALID_VALUE)?.clone();
             return self.touch_graph_block(what, at, (address, len as u64), (start, block));
         }
@@ -101,8 +100,8 @@ impl State {
             if address + len > start + allocation.size {
                 return Err(INVALID_VALUE);
             }
-            // Measured: copies of this memory cross devices without further ado, fills do not.
-            // Managed memory is every device's.
+            // Measured: copies of this memory cross devices without further setup, fills do not. Managed memory is
+            // accessible to every device.
             if let By::Stream(id) = by
                 && allocation.kind == Kind::Device
             {
@@ -148,8 +147,8 @@ impl State {
                 Side::Host(_) | Side::Any(_) => Ok(Place::Pageable),
             };
         };
-        // Measured: a copy never takes memory of the host's pools for a device's, and takes it for
-        // pageable if the device does not reach it.
+        // Measured: a copy never accepts host pool memory as device memory, and treats it as pageable if the device has
+        // no access.
         let is_open = pool.is_open_to(device);
         let is_named_device = matches!(side, Side::Device(_));
         let place = match (pool.is_host(), is_open) {
@@ -161,7 +160,7 @@ impl State {
         };
         let base = pool.base();
         let offset = address - base;
-        // Measured: the driver knows the bytes that were asked for, and refuses all others.
+        // Measured: the driver knows the requested bytes, and refuses all others.
         let Some((start, block)) = pool.space.block(offset) else {
             if let Some(freed) = pool.space.freed(offset) {
                 sanitizer::access_after_free(reports, access, freed);
@@ -177,8 +176,8 @@ impl State {
         }
     }
 
-    /// Where one end of a copy between devices lies: with the device of its context, which has to
-    /// be the memory's own or one that reaches it.
+    /// The device at one end of a copy between devices: that of its context, which must own the memory or have access
+    /// to it.
     fn end_of_peer_copy(&self, id: StreamId, context: CUcontext, address: u64) -> Answer<usize> {
         let device = match from_handle(context) {
             0 => self.copier(id)?,
@@ -221,19 +220,19 @@ impl State {
     }
 }
 
-/// How long the caller waits.
+/// When the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// Until the copy is done.
     Done,
-    /// Only if the copy touches pageable memory, which the device cannot reach by itself, or managed
-    /// memory in the host's place.
+    /// Only if the copy uses pageable memory, which the device cannot access by itself, or managed memory as a host
+    /// address.
     Pageable,
-    /// Not at all, unless pageable memory has to be read.
+    /// Never, unless pageable memory must be read.
     Never,
 }
 
-/// The contexts that a copy between devices names, of its target and its source.
+/// The contexts passed to a copy between devices: destination and source.
 type Contexts = Option<(CUcontext, CUcontext)>;
 
 fn copy(stream: (CUstream, Call), to: Side, from: Side, len: usize, wait: Wait) -> Answer {
@@ -329,7 +328,7 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
         .push(Task::Fill { to, pattern, count })
 }
 
-/// The stream of the functions that take none.
+/// The stream of functions without a stream argument.
 fn default(call: Call) -> (CUstream, Call) {
     let handle = if call.per_thread {
         std::ptr::null_mut()
@@ -369,7 +368,7 @@ exports! {
     plain fn cuMemcpyDtoD_v2(
         call, to: CUdeviceptr, from: CUdeviceptr, len: usize
     ) twin cuMemcpyDtoD_v2_ptds {
-        // From device to device the driver does not wait, whatever the name promises.
+        // The driver does not wait for copies between devices, whatever the name suggests.
         copy(default(call), Side::Device(to), Side::Device(from), len, Wait::Never)
     }
 
@@ -403,7 +402,7 @@ exports! {
         call, to: CUdeviceptr, to_context: CUcontext,
         from: CUdeviceptr, from_context: CUcontext, len: usize
     ) twin cuMemcpyPeer_ptds {
-        // As with other copies from device to device, the driver does not wait.
+        // As with other copies between devices, the driver does not wait.
         let (to, from, contexts) = (Side::Device(to), Side::Device(from), (to_context, from_context));
         copy_between(default(call), to, from, len, Wait::Never, Some(contexts))
     }

@@ -1,4 +1,4 @@
-//! Devices: who they are and what they can do. Nothing here makes a context.
+//! Devices: identity and capabilities. Nothing here creates a context.
 
 use std::ffi::{c_char, c_int};
 
@@ -15,23 +15,23 @@ use crate::visible::Gpu;
 /// One visible device.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Which device of the machine it is.
+    /// Index in the machine.
     pub(crate) index: usize,
-    /// Which MIG instance of it. Otherwise it is like the whole device.
+    /// Index of its MIG instance. Otherwise an instance is like the whole device.
     pub(crate) instance: Option<usize>,
     pub(crate) memory: u64,
-    /// Bytes that pools and allocations hold.
+    /// Bytes held by pools and allocations.
     pub(crate) taken: u64,
-    /// The primary context's handle, the same however often it is retained anew.
+    /// The primary context's handle, which every retain returns.
     pub(crate) primary: Option<ContextId>,
     pub(crate) retains: u64,
     pub(crate) default_pool: Option<PoolId>,
-    /// The pool that plain `cuMemAllocAsync` uses.
+    /// The pool of plain `cuMemAllocAsync`.
     pub(crate) current_pool: Option<PoolId>,
 }
 
 impl Device {
-    /// Bytes that the device could still give.
+    /// Bytes that the device can still provide.
     pub(crate) fn available(&self) -> u64 {
         self.memory.saturating_sub(self.taken)
     }
@@ -68,11 +68,11 @@ pub(crate) fn visible(knobs: &Knobs, value: Option<&str>) -> Vec<Device> {
         .collect()
 }
 
-/// Distinct, the same in every run, and recognisable: the first bytes differ most. Of a whole device, or
-/// of one of its instances.
+/// The UUID of a device or of one of its instances: distinct, the same in every run, and recognisable. The first bytes
+/// differ most.
 fn uuid(index: usize, instance: Option<usize>) -> [u8; 16] {
     let mut bytes = *b"\0\0\0\0cuda-sim\0\0\0\0";
-    // Consecutive devices get unlike prefixes, so that abbreviations work.
+    // Consecutive devices get dissimilar prefixes, so that abbreviations work.
     let part = instance.map_or(0, |instance| (instance as u32 + 1) << 16);
     let mixed = (index as u32 + 1 + part).wrapping_mul(0x9e37_79b1);
     bytes[..4].copy_from_slice(&mixed.to_be_bytes());
@@ -80,7 +80,7 @@ fn uuid(index: usize, instance: Option<usize>) -> [u8; 16] {
     bytes
 }
 
-/// As NVML and `CUDA_VISIBLE_DEVICES` write it.
+/// In the notation of NVML and `CUDA_VISIBLE_DEVICES`.
 fn text(prefix: &str, uuid: [u8; 16]) -> String {
     let hex: Vec<String> = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let part = |range: std::ops::Range<usize>| hex[range].concat();
@@ -102,7 +102,7 @@ impl State {
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// A device number of the program as an index.
+    /// Converts a device number of the program to an index.
     pub(crate) fn ordinal(&self, ordinal: c_int) -> Answer<usize> {
         usize::try_from(ordinal)
             .ok()

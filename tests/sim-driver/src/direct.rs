@@ -1,5 +1,5 @@
-//! Memory of devices for others: what they may have of it, and hearing that it goes. What `dma_buf.rs`
-//! exports and what a simulated `gdrdrv` pins comes from here.
+//! Device memory for third parties: what they may access, and notification of frees. Used by the exports in
+//! `dma_buf.rs` and the pins of a simulated `gdrdrv`.
 
 use std::ffi::c_int;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -11,10 +11,10 @@ use crate::export::{Answer, INVALID_VALUE, Out};
 use crate::pieces::Part;
 use crate::state::{State, state};
 
-/// What a range of addresses is.
+/// The kind of memory in an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Range {
-    /// Of `cuMemAlloc`.
+    /// From `cuMemAlloc`.
     Plain,
     Pool,
     Mapped,
@@ -25,7 +25,7 @@ type OnFree = extern "C" fn(u64, u64);
 
 static ON_FREE: Mutex<Option<OnFree>> = Mutex::new(None);
 
-/// Memory outside the pools goes: its address and size.
+/// Reports that memory outside the pools is freed: its address and size.
 pub(crate) fn tell_freed(start: u64, len: u64) {
     let on_free = *ON_FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(on_free) = on_free {
@@ -34,8 +34,8 @@ pub(crate) fn tell_freed(start: u64, len: u64) {
 }
 
 impl State {
-    /// What memory of a device a range is: around one block outside the pools, at the beginning of a
-    /// pool's chunk, or mapped.
+    /// The kind of device memory in a range: it lies around one block outside the pools, starts at a pool's chunk, or
+    /// is mapped.
     pub(crate) fn device_range(&mut self, start: u64, len: u64) -> Option<Range> {
         let end = start.checked_add(len).filter(|_| len > 0)?;
         if let Some((taken_start, taken_end)) = self.taken_around(start, end) {
@@ -47,7 +47,7 @@ impl State {
         let (id, pool) = self.pool_at(start)?;
         let base = pool.base();
         let is_usable = !pool.is_host() && !pool.properties.is_managed();
-        // Measured: it begins where a chunk begins, and may go over several blocks.
+        // Measured: the range starts at a chunk, and may span several blocks.
         let pool = self.pools.get_mut(&id)?;
         let chunk = pool.space.chunk();
         let is_first =
@@ -55,7 +55,7 @@ impl State {
         (is_usable && is_first && end <= start + chunk).then_some(Range::Pool)
     }
 
-    /// A file that is just this range.
+    /// A file of exactly this range.
     pub(crate) fn whole(&mut self, start: u64, len: u64, range: Range) -> Answer<OwnedFd> {
         match range {
             Range::Plain => self
@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    /// Measured, or documented: memory of pools is none for GPUDirect, and mapped memory if it was asked for.
+    /// Measured or documented: pool memory does not support GPUDirect, mapped memory does if requested.
     fn check_direct(&mut self, start: u64, len: u64) -> Answer {
         let is_direct = match self.device_range(start, len) {
             Some(Range::Plain) => true,
@@ -97,15 +97,15 @@ fn code(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-/// Whether a third party may pin this range: memory of `cuMemAlloc`, or mapped memory that was made for
-/// GPUDirect. Else INVALID_VALUE.
+/// Whether a third party may pin this range: memory of `cuMemAlloc`, or mapped memory created for GPUDirect. Otherwise
+/// INVALID_VALUE.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_check_direct(start: u64, len: u64) -> CUresult {
     code(state().and_then(|mut state| state.check_direct(start, len)))
 }
 
-/// A descriptor, which is the caller's, of a file that is the memory from `start` on; where in the file that
-/// begins, and for how much of `len`. The range is of whole GPU pages around one that may be pinned.
+/// Returns a descriptor of a file that is the memory from `start` on, which the caller must close, with the offset in
+/// the file and how much of `len` it covers. The range is whole GPU pages around one that may be pinned.
 ///
 /// # Safety
 ///
@@ -135,8 +135,8 @@ unsafe extern "C" fn simcuda_part(
     }))
 }
 
-/// Who hears, from now on, that memory outside the pools is freed or unmapped: its address and size. Called
-/// before the memory is gone, with the simulator locked, so that it may not be called from there.
+/// Sets the callback for memory outside the pools that is freed or unmapped; it gets the address and size. It is called
+/// before the memory is gone and with the simulator locked, so it must not call the simulator.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_on_free(call: Option<OnFree>) {
     *ON_FREE.lock().unwrap_or_else(PoisonError::into_inner) = call;

@@ -1,5 +1,4 @@
-//! Ranges of device memory as dma-bufs: descriptors for other hardware, and for the host where it can map
-//! them.
+//! Device memory exported as dma-bufs: descriptors for other hardware, and for the host if it can map them.
 
 use std::ffi::{c_int, c_ulonglong};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
@@ -14,13 +13,13 @@ use crate::ipc::anonymous_file;
 use crate::pieces::reopen;
 use crate::state::{State, state};
 
-/// A page of the host.
+/// A host page.
 const PAGE: u64 = 4096;
 
-/// For access over PCIe although a better way is there.
+/// Requests access over PCIe even where there is a better path.
 const OVER_PCIE: c_ulonglong = 1;
 
-/// The first version that knows the flag.
+/// The first version that supports the flag.
 const OVER_PCIE_SINCE: u32 = 12080;
 
 impl State {
@@ -40,7 +39,7 @@ impl State {
         if self.knobs.has_dma_buf_mmap() {
             return self.whole(start, len, range);
         }
-        // As long as the range, and nothing else: what cannot be read is not mapped.
+        // An empty file as long as the range, and not readable, so that it cannot be mapped.
         let file = anonymous_file(c"cuda-sim dma-buf", len)?;
         reopen(file.as_raw_fd(), false)
     }
@@ -69,7 +68,7 @@ exports! {
     plain fn cuFlushGPUDirectRDMAWrites(
         _, target: CUflushGPUDirectRDMAWritesTarget_enum, scope: CUflushGPUDirectRDMAWritesScope_enum
     ) {
-        // Measured: before anything else. What the host stores here is there at once.
+        // Measured: this check comes first. Host stores to simulated memory are visible at once.
         state()?.current()?;
         if target.0 != 0 || !matches!(scope.0, 100 | 200) {
             return Err(INVALID_VALUE);

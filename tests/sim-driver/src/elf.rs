@@ -1,5 +1,4 @@
-//! Makes exports of a library vanish, as an older one lacks what came later. The simulated NVML
-//! compiles this file too.
+//! Hides exports of a library, because an older one lacks newer symbols. The simulated NVML compiles this file too.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -19,47 +18,47 @@ struct Dyn {
     value: u64,
 }
 
-/// Hides exports of the library that holds `address`; for its initialisers, before anybody can look a
-/// symbol up. In a program that merely links the code it does nothing.
+/// Hides exports of the library that contains `address`. Called from its initialisers, before any symbol lookup. Does
+/// nothing in a program that only links the code.
 pub(crate) fn hide_in_library(address: *const c_void, is_hidden: impl Fn(&str) -> bool) {
     if let Some(module) = Module::of(address).filter(|module| !module.is_program) {
         module.hide(is_hidden);
     }
 }
 
-/// A loaded file.
+/// A loaded object file.
 struct Module {
     base: u64,
     dynamic: u64,
     is_program: bool,
 }
 
-/// What [`Module::of`] looks for, and what it found.
+/// Search key and result of [`Module::of`].
 struct Search {
     address: u64,
     found: Option<Module>,
 }
 
 impl Module {
-    /// The file that holds an address.
+    /// The file that contains an address.
     fn of(address: *const c_void) -> Option<Self> {
         let mut search = Search {
             address: address.addr() as u64,
             found: None,
         };
         let data = (&raw mut search).cast::<c_void>();
-        // SAFETY: `visit` keeps to the contract of dl_iterate_phdr, and `data` outlives the call.
+        // SAFETY: `visit` obeys the contract of dl_iterate_phdr, and `data` outlives the call.
         unsafe { libc::dl_iterate_phdr(Some(visit), data) };
         search.found
     }
 
-    /// Takes the names that `is_hidden` picks out of the symbol table.
+    /// Removes the names that `is_hidden` selects from the symbol table.
     fn hide(&self, is_hidden: impl Fn(&str) -> bool) {
         let (Some(symbols), Some(texts)) = (self.entry(DT_SYMTAB), self.entry(DT_STRTAB)) else {
             return;
         };
         let count = match (self.entry(DT_HASH), self.entry(DT_GNU_HASH)) {
-            // Its second word counts the symbols.
+            // The second word is the number of symbols.
             (Some(table), _) => u64::from(load::<u32>(table + 4)),
             (None, Some(table)) => count_gnu(table),
             (None, None) => return,
@@ -80,28 +79,28 @@ impl Module {
             // `st_name` is an offset into it.
             let name = unsafe { CStr::from_ptr(pointer(texts + u64::from(symbol.st_name))) };
             if name.to_str().is_ok_and(&is_hidden) {
-                // Lookups skip what has neither value nor section: a symbol that is only wanted.
+                // Lookups skip undefined symbols, which have neither value nor section.
                 let hidden = Elf64_Sym {
                     st_value: 0,
                     st_shndx: 0,
                     ..symbol
                 };
-                // SAFETY: the entry lies in the pages made writable above; nobody looks symbols
-                // up in a library whose initialisers still run.
+                // SAFETY: the entry lies in the pages made writable above; no lookup reads a library whose initialisers
+                // still run.
                 unsafe { pointer::<Elf64_Sym>(at).write(hidden) };
             }
         }
         protect(&pages, libc::PROT_READ);
     }
 
-    /// The address behind a tag of the dynamic section.
+    /// The address stored under a tag of the dynamic section.
     fn entry(&self, tag: u64) -> Option<u64> {
         let size = size_of::<Dyn>() as u64;
         let entries = (0..).map(|index| load::<Dyn>(self.dynamic + index * size));
         let entry = entries
             .take_while(|entry| entry.tag != 0)
             .find(|entry| entry.tag == tag)?;
-        // glibc has added the base already, musl has not.
+        // glibc has already added the base, musl has not.
         let is_absolute = entry.value >= self.base;
         Some(if is_absolute {
             entry.value
@@ -113,9 +112,9 @@ impl Module {
 
 /// Called for each loaded file.
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-    // SAFETY: the loader hands in a valid description.
+    // SAFETY: the loader passes a valid description.
     let info = unsafe { info.read() };
-    // SAFETY: `Module::of` passes its `Search`, and waits for this to return.
+    // SAFETY: `Module::of` passes its `Search`, and waits until this returns.
     let search = unsafe { &mut *data.cast::<Search>() };
     let count = usize::from(info.dlpi_phnum);
     // SAFETY: the loader's description has that many headers.
@@ -131,7 +130,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c
     let (true, Some(dynamic)) = (holds, dynamic) else {
         return 0;
     };
-    // SAFETY: the loader's names are zero-terminated, or null for none.
+    // SAFETY: the loader's names are zero-terminated, or null if there is none.
     let is_program = info.dlpi_name.is_null() || unsafe { info.dlpi_name.read() } == 0;
     search.found = Some(Module {
         base,
@@ -141,7 +140,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c
     1
 }
 
-/// How many symbols a GNU hash table covers: its chains end with an odd hash.
+/// Number of symbols in a GNU hash table, whose chains end with an odd hash.
 fn count_gnu(table: u64) -> u64 {
     let word = |index: u64| u64::from(load::<u32>(table + index * 4));
     let (buckets, first, filter_words) = (word(0), word(1), word(2));
@@ -159,8 +158,7 @@ fn count_gnu(table: u64) -> u64 {
 
 /// Reads from this library's own tables.
 fn load<T: Copy>(address: u64) -> T {
-    // SAFETY: the addresses come from the headers of a file that is loaded, and are read as what
-    // the ELF format says is there.
+    // SAFETY: the addresses come from the headers of a loaded file, and the types match the ELF format.
     unsafe { pointer::<T>(address).read_unaligned() }
 }
 
@@ -168,7 +166,7 @@ fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// The pages that a range touches.
+/// The pages that overlap a range.
 fn pages(range: Range<u64>) -> Range<u64> {
     // SAFETY: no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -178,6 +176,6 @@ fn pages(range: Range<u64>) -> Range<u64> {
 
 fn protect(pages: &Range<u64>, protection: c_int) -> bool {
     let len = (pages.end - pages.start) as usize;
-    // SAFETY: the pages are this library's own; they stay readable, and hold no code.
+    // SAFETY: the pages belong to this library, stay readable, and contain no code.
     unsafe { libc::mprotect(pointer(pages.start), len, protection) == 0 }
 }

@@ -1,4 +1,4 @@
-//! Events: a place in a stream that others can wait for, ask about, and time.
+//! Events: points in a stream that can be waited for, queried and timed.
 
 use std::ffi::c_uint;
 use std::sync::{Arc, OnceLock};
@@ -25,27 +25,27 @@ const KNOWN_FLAGS: c_uint = 7;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: ContextId,
-    /// Its context is gone.
+    /// Whether its context was destroyed.
     pub(crate) is_orphan: bool,
     flags: c_uint,
-    /// The last record here; none yet counts as reached.
+    /// The last record in this process; `None` counts as reached.
     recorded: Option<Recorded>,
-    /// Where other processes see it.
+    /// The state shared with other processes.
     shared: Option<Shared>,
 }
 
-/// An event that several processes have.
+/// The shared state of an interprocess event.
 #[derive(Debug)]
 struct Shared {
     slot: Slot,
-    /// Another process made it.
+    /// Whether another process created it.
     is_opened: bool,
-    /// What `recorded` is to the others.
+    /// The signal of `recorded` for the other processes.
     own: Option<Signal>,
 }
 
 impl Event {
-    /// One that another process made.
+    /// An event that another process created.
     pub(crate) fn opened(context: ContextId, slot: Slot) -> Self {
         let shared = Shared {
             slot,
@@ -61,13 +61,13 @@ impl Event {
         }
     }
 
-    /// Where others find it, if it was made here for them.
+    /// Its slot for other processes, if it was created here as interprocess.
     pub(crate) fn own_slot(&self) -> Option<&Slot> {
         let shared = self.shared.as_ref()?;
         (!shared.is_opened).then_some(&shared.slot)
     }
 
-    /// The last record, by whatever process.
+    /// The last record by any process.
     pub(crate) fn last(&self) -> Option<Recorded> {
         let Some(shared) = &self.shared else {
             return self.recorded.clone();
@@ -83,7 +83,7 @@ impl Event {
     }
 }
 
-/// Where an event was recorded.
+/// A record of an event.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) mark: Mark,
@@ -95,7 +95,7 @@ impl State {
     pub(crate) fn event(&self, handle: CUevent) -> Answer<&Event> {
         match self.events.get(&from_handle(handle)) {
             None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
-            // Measured: the answer changes when the primary context comes back.
+            // Measured: the result changes when the primary context is retained again.
             Some(event) if event.is_orphan => match self.context(event.context) {
                 Ok(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
                 Err(code) => Err(code),
@@ -116,7 +116,7 @@ impl State {
         self.begin(id)?;
         let queue = Arc::clone(&self.stream(id)?.queue);
         let time = Arc::new(OnceLock::new());
-        // Without a time to note, a place in the queue is all there is to an event.
+        // Without a time to take, an event is only a position in the queue.
         if flags & DISABLE_TIMING == 0 {
             if queue.is_idle() {
                 let _ = time.set(Instant::now());
@@ -148,7 +148,7 @@ impl State {
     }
 }
 
-/// Milliseconds between two events that were timed and are over.
+/// Milliseconds between two timed events that are complete.
 fn elapsed(out: Out<f32>, start: CUevent, end: CUevent) -> Answer {
     // Measured: not INVALID_VALUE.
     out.required()

@@ -1,5 +1,5 @@
-//! How a function of the driver is exported: one macro that checks its type against the generated
-//! table, counts the call, injects faults, stops panics, and refuses calls before `cuInit`.
+//! Exports of driver functions: one macro checks the type against the generated table, counts the call, injects faults,
+//! stops panics, and refuses calls before `cuInit`.
 
 use std::ffi::{CStr, c_char, c_int, c_short, c_uchar, c_uint, c_ushort, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,21 +20,21 @@ use crate::fault;
 use crate::knobs::Knobs;
 use crate::logs;
 
-/// What a simulated function answers; `Err` carries the driver's code.
+/// The result of a simulated function; `Err` carries the driver's code.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 
 /// An argument is out of range.
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// What an injected fault does to a call, and whether it works before `cuInit`.
+/// How an injected fault affects a call, and whether the function works before `cuInit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(non_camel_case_types, reason = "the macro's own keywords")]
 pub(crate) enum Kind {
-    /// Needs `cuInit`; a fault keeps it from having any effect.
+    /// Needs `cuInit`; a fault prevents any effect.
     plain,
     /// Works before `cuInit`.
     early,
-    /// Releases something, and does so even when a fault makes it answer an error.
+    /// Releases something, even when a fault makes it return an error.
     release,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Export {
     address: *const c_void,
 }
 
-// SAFETY: the address is that of a function, valid and unchanging for the life of the library.
+// SAFETY: the address is a function's, valid and constant until the process exits.
 unsafe impl Sync for Export {}
 
 impl Export {
@@ -65,10 +65,10 @@ impl Export {
     }
 }
 
-/// How the function was called.
+/// How a function was called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// Through the `_ptsz`/`_ptds` twin, where the null stream is the thread's own.
+    /// Through the `_ptsz`/`_ptds` twin, whose null stream is the thread's own.
     pub(crate) per_thread: bool,
 }
 
@@ -104,14 +104,14 @@ pub(crate) fn enter(
     }
 }
 
-/// A C argument as the simulator takes it.
+/// Converts a C argument to the simulator's type.
 pub(crate) trait FromC {
     /// The type in the C signature.
     type C;
 
     /// # Safety
     ///
-    /// A pointer must be null or valid for what the driver API says the function does with it.
+    /// A pointer must be null or valid for what the function does with it according to the driver API.
     unsafe fn from_c(raw: Self::C) -> Self;
 }
 
@@ -173,7 +173,7 @@ plain_arguments!(
     CUmemRangeHandleType_enum,
 );
 
-/// A pointer through which a result is handed back.
+/// An output pointer.
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -194,12 +194,12 @@ impl<T> FromC for Out<T> {
 }
 
 impl<T> Out<T> {
-    /// For a function that leaves out what another one takes.
+    /// For a function that lacks an output of another one.
     pub(crate) fn none() -> Self {
         Self(std::ptr::null_mut())
     }
 
-    /// INVALID_VALUE if the caller gave no place for the result.
+    /// INVALID_VALUE if the pointer is null.
     pub(crate) fn required(self) -> Answer<Self> {
         if self.0.is_null() {
             Err(INVALID_VALUE)
@@ -210,13 +210,12 @@ impl<T> Out<T> {
 
     pub(crate) fn write(self, value: T) -> Answer {
         let place = self.required()?.0;
-        // SAFETY: not null, so valid for one write by the promise made to `from_c`; the driver API
-        // does not ask for alignment beyond C's, which this keeps by not assuming any.
+        // SAFETY: not null, so valid for one write by the promise made to `from_c`; the write assumes no alignment.
         unsafe { place.write_unaligned(value) };
         Ok(())
     }
 
-    /// For results that the caller may leave out.
+    /// For optional outputs.
     pub(crate) fn write_if_wanted(self, value: T) {
         if !self.0.is_null() {
             // Cannot fail: the pointer is not null.
@@ -224,29 +223,29 @@ impl<T> Out<T> {
         }
     }
 
-    /// The place for one element of a list.
+    /// Pointer to one element of a list.
     pub(crate) fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
     }
 
-    /// For results that are written after the call has returned.
+    /// For results written after the call returns.
     pub(crate) fn address(self) -> u64 {
         self.0.expose_provenance() as u64
     }
 
-    /// The pointer, for inputs that the header forgot to make `const`.
+    /// The same pointer for inputs that the header does not declare `const`.
     pub(crate) fn as_input(self) -> In<T> {
         In(self.0)
     }
 }
 
 impl Out<c_char> {
-    /// Writes `text` and a final zero into `len` bytes, cut if it does not fit.
+    /// Writes `text` and a final zero into `len` bytes, truncated if it does not fit.
     pub(crate) fn write_text(self, len: c_int, text: &str) -> Answer {
         let place = self.required()?.0;
         let len = usize::try_from(len).map_err(|_| INVALID_VALUE)?;
         let kept = text.len().min(len.checked_sub(1).ok_or(INVALID_VALUE)?);
-        // SAFETY: the caller vouches for `len` bytes, and `kept` is less.
+        // SAFETY: the caller guarantees `len` bytes, and `kept` is less.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, kept) };
         // SAFETY: as above; `kept` < `len`.
         let end = unsafe { place.add(kept) };
@@ -256,7 +255,7 @@ impl Out<c_char> {
     }
 }
 
-/// A pointer to what the caller hands in.
+/// An input pointer.
 #[derive(Debug)]
 pub(crate) struct In<T>(*const T);
 
@@ -283,7 +282,7 @@ impl<T> In<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// INVALID_VALUE if the caller gave nothing, not even an empty list.
+    /// INVALID_VALUE if the pointer is null, even for an empty list.
     pub(crate) fn required(self) -> Answer<Self> {
         if self.0.is_null() {
             Err(INVALID_VALUE)
@@ -296,8 +295,8 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for one read by the promise made to `from_c`; all structs of
-        // the driver API are plain data.
+        // SAFETY: not null, so valid for one read by the promise made to `from_c`; all structs of the driver API are
+        // plain data.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -322,7 +321,7 @@ impl In<c_char> {
     }
 }
 
-/// A `void*` whose type another argument tells.
+/// A `void*` whose type another argument determines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value(*mut c_void);
 
@@ -347,7 +346,7 @@ impl Value {
         }
     }
 
-    /// For lists, whose elements are written one by one.
+    /// For lists written element by element.
     pub(crate) fn address(self) -> *mut c_void {
         self.0
     }
@@ -361,8 +360,8 @@ impl Value {
     }
 }
 
-/// Exports functions. `kind fn symbol(call, argument: Type, …) twin symbol_ptsz { body }`: the body answers
-/// [`Answer`], `call` says how it was called, and the types are those of [`FromC`].
+/// Exports functions. `kind fn symbol(call, argument: Type, …) twin symbol_ptsz { body }`: the body returns an
+/// [`Answer`], `call` says how it was called, and the types implement [`FromC`].
 macro_rules! exports {
     ($($kind:ident fn $name:ident $args:tt $(twin $twin:ident)? $body:block)*) => {
         /// What this file exports.
@@ -416,7 +415,7 @@ macro_rules! exports {
             $($arg: <$ty as $crate::export::FromC>::C),*
         ) -> ::cuda_driver_sys::CUresult {
             $(
-                // SAFETY: the caller keeps the contract of the driver API for its pointers.
+                // SAFETY: the caller obeys the contract of the driver API for its pointers.
                 let $arg = unsafe { <$ty as $crate::export::FromC>::from_c($arg) };
             )*
             $crate::export::enter(&$export::EXPORT, $per_thread, |call| {

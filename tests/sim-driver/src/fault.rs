@@ -1,4 +1,4 @@
-//! Counting calls, writing them down, and making them fail.
+//! Counts, logs and fails calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,34 +8,33 @@ use cuda_driver_sys::CUresult;
 use crate::export::Export;
 
 static TOTAL: AtomicU64 = AtomicU64::new(0);
-/// Whether a fault waits or the log runs: keeps the usual call free of locks.
+/// Whether any fault is pending or the log is on; keeps ordinary calls free of locks.
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static WATCH: Mutex<Watch> = Mutex::new(Watch::new());
 
-/// Waiting faults and the log.
+/// Pending faults and the log.
 #[derive(Debug)]
 struct Watch {
     faults: Vec<Fault>,
     log: Option<Vec<&'static str>>,
 }
 
-/// One failure to come.
+/// A pending fault.
 #[derive(Debug)]
 struct Fault {
-    /// `None`: any function.
+    /// `None` matches any function.
     name: Option<String>,
-    /// How many matching calls are left, this one included.
+    /// Number of matching calls left, including the one that fails.
     left: u64,
     hit: Hit,
 }
 
-/// What a fault does to the call that it meets.
+/// The effect of a fault on its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hit {
-    /// What the call answers.
+    /// The result of the call.
     pub(crate) code: CUresult,
-    /// Whether a call that releases something still does, as the driver's do when they report an
-    /// earlier asynchronous error.
+    /// Whether a releasing call still releases, as the driver's do when they report an earlier asynchronous error.
     pub(crate) releases: bool,
 }
 
@@ -47,7 +46,7 @@ impl Watch {
         }
     }
 
-    /// Writes the call down and answers how it must fail.
+    /// Logs the call, and returns its fault, if any.
     fn call(&mut self, name: &'static str) -> Option<Hit> {
         if let Some(log) = &mut self.log {
             log.push(name);
@@ -78,7 +77,7 @@ fn with<T>(change: impl FnOnce(&mut Watch) -> T) -> T {
     result
 }
 
-/// Counts a call; how it must fail, if it must.
+/// Counts a call, and returns its fault, if any.
 pub(crate) fn count(export: &'static Export) -> Option<Hit> {
     TOTAL.fetch_add(1, Ordering::Relaxed);
     export.calls.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +93,7 @@ pub(crate) fn total() -> u64 {
     TOTAL.load(Ordering::Relaxed)
 }
 
-/// Forgets counts, faults and the log.
+/// Clears counts, faults and the log.
 pub(crate) fn reset<'a>(exports: impl Iterator<Item = &'a &'static Export>) {
     TOTAL.store(0, Ordering::Relaxed);
     for export in exports {
@@ -103,7 +102,7 @@ pub(crate) fn reset<'a>(exports: impl Iterator<Item = &'a &'static Export>) {
     with(|watch| *watch = Watch::new());
 }
 
-/// Lets the `nth` next call of `name` (any function if `None`) fail.
+/// Fails the `nth` call of `name` from now, or of any function if `None`.
 pub(crate) fn arm(name: Option<String>, nth: u64, hit: Hit) {
     with(|watch| {
         watch.faults.push(Fault {
@@ -114,12 +113,12 @@ pub(crate) fn arm(name: Option<String>, nth: u64, hit: Hit) {
     });
 }
 
-/// Forgets the faults that have not come yet.
+/// Clears the faults that have not occurred yet.
 pub(crate) fn disarm() {
     with(|watch| watch.faults.clear());
 }
 
-/// Begins a new log.
+/// Starts a new log.
 pub(crate) fn start_log() {
     with(|watch| watch.log = Some(Vec::new()));
 }

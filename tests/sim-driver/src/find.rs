@@ -1,9 +1,9 @@
-//! Where a built library lies. The other simulated libraries compile this file too.
+//! Finds a built library. The other simulated libraries compile this file too.
 
 use std::path::{Path, PathBuf};
 
-/// A library of this crate: the one that a variable names, or one beside the running program, or in the
-/// target folder that this crate was built in.
+/// A library of this crate: the one named by a variable, or one beside the running program, or in the target folder
+/// where this crate was built.
 pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
         return Some(PathBuf::from(path)).filter(|path| path.is_file());
@@ -22,8 +22,8 @@ pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
         .map(|path| path.canonicalize().unwrap_or(path))
 }
 
-/// The library in one folder. Cargo adds a hash to its name where the crate is a dependency from git or
-/// from a registry; older builds stay beside the newest one.
+/// The library in one folder. Cargo adds a hash to its name if the crate is a dependency from git or from a registry;
+/// older builds remain beside the newest one.
 fn library_in(folder: &Path, file: &str) -> Option<PathBuf> {
     let plain = folder.join(file);
     if plain.is_file() {

@@ -1,4 +1,4 @@
-//! Pinned memory of the host, and memory of the program that is registered.
+//! Pinned host memory, and registered memory of the program.
 
 use std::ffi::{c_uint, c_void};
 
@@ -21,7 +21,7 @@ const REGISTER_FLAGS: c_uint = 15;
 
 const NOT_REGISTERED: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 
-/// Memory of the program that devices reach.
+/// Memory of the program that devices can access.
 #[derive(Debug)]
 pub(crate) struct Registration {
     pub(crate) size: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Registration {
 }
 
 impl State {
-    /// The registered range that holds `address`, and where it starts.
+    /// The registered range that contains `address`, and its start.
     pub(crate) fn registration(&self, address: u64) -> Option<(u64, &Registration)> {
         let (&start, found) = self.registrations.range(..=address).next_back()?;
         (address - start < found.size).then_some((start, found))
@@ -41,13 +41,13 @@ impl State {
         let context = self.current()?;
         let device = self.context(context)?.device;
         let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
-        // Measured, but for memory of a bus that is none: INVALID_VALUE.
+        // Measured, except for the I/O flag on memory that is not I/O memory: INVALID_VALUE.
         let is_io = flags & CU_MEMHOSTREGISTER_IOMEMORY != 0;
         if address == 0 || size == 0 || flags & !REGISTER_FLAGS != 0 || is_io {
             return Err(INVALID_VALUE);
         }
         self.refuse_while_recording()?;
-        // Measured: bytes decide, not pages, and memory that the driver pinned itself is INVALID_VALUE.
+        // Measured: overlap is by bytes, not pages, and memory that the driver pinned itself is INVALID_VALUE.
         let overlaps = |at: u64, len: u64| at < end && address < at + len;
         let last = self.registrations.range(..end).next_back();
         let pinned = self.allocations.range(..end).next_back();
@@ -67,9 +67,9 @@ impl State {
         Ok(())
     }
 
-    /// A use of registered memory by a device; `None` if not all of it is that. A guess: a range that only
-    /// begins in registered memory is as one that is not registered at all. Measured of copies: writing what
-    /// devices may only read is INVALID_VALUE; fills and kernels might stop the context of a real device.
+    /// An access to registered memory by a device; `None` unless all of it is registered. A guess: a range that only
+    /// begins in registered memory is treated as unregistered. Measured for copies: writing read-only memory is
+    /// INVALID_VALUE. Fills and kernels might stop the context of a real device.
     pub(crate) fn touch_registered(&self, access: Access) -> Option<Answer> {
         let (start, found) = self.registration(access.address)?;
         if access.address + access.len > start + found.size {
@@ -83,7 +83,7 @@ impl State {
         })
     }
 
-    /// A guess: a context takes its registrations with it.
+    /// A guess: registrations end with their context.
     pub(crate) fn end_registrations_of(&mut self, context: ContextId) {
         self.registrations
             .retain(|_, found| found.context != context);
@@ -91,14 +91,14 @@ impl State {
 }
 
 fn allocate(out: Out<*mut c_void>, size: usize, flags: c_uint) -> Answer {
-    // Measured: a failure nulls the result.
+    // Measured: a failed call writes null.
     out.write(std::ptr::null_mut())?;
     if flags & !HOST_FLAGS != 0 {
         return Err(INVALID_VALUE);
     }
     let mut state = state()?;
     state.refuse_while_recording()?;
-    // Measured: nothing asked for is nothing given, and no error, unlike on the device.
+    // Measured: size 0 yields null without an error, unlike on the device.
     let address = if size == 0 {
         state.current().map(|_| 0)?
     } else {
@@ -134,7 +134,7 @@ exports! {
         let address = address.expose_provenance() as u64;
         let state = state()?;
         let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host());
-        // Measured: registered memory has an address on devices whatever its flags, and it is the host's.
+        // Measured: registered memory has a device address whatever its flags, equal to the host's.
         if flags != 0 || !is_host && state.registration(address).is_none() {
             return Err(INVALID_VALUE);
         }
@@ -149,7 +149,7 @@ exports! {
         let pinned = state.allocation(address).filter(|(_, found)| found.is_host());
         let given = match (pinned, state.registration(address)) {
             (Some((_, found)), _) => found.flags,
-            // Measured: of registered memory that devices only read nothing is told of that.
+            // Measured: the read-only flag is not reported.
             (None, Some((_, found))) => found.flags & CU_MEMHOSTREGISTER_PORTABLE,
             (None, None) => return Err(INVALID_VALUE),
         };
@@ -166,13 +166,13 @@ exports! {
         let device = {
             let mut state = state()?;
             state.refuse_while_recording()?;
-            // Measured: another address of it, or of memory that the driver pinned itself, is INVALID_VALUE.
+            // Measured: INVALID_VALUE for any other address of it, and for memory that the driver pinned itself.
             let is_known = state.registration(address).is_some()
                 || state.allocation(address).is_some_and(|(_, found)| found.is_host());
             let code = if is_known { INVALID_VALUE } else { NOT_REGISTERED };
             state.registrations.get(&address).ok_or(code)?.device
         };
-        // Measured: as the free of pinned memory.
+        // Measured: waits like the free of pinned memory.
         wait_for_streams_of(Some(device))?;
         state()?.registrations.remove(&address).map(|_| ()).ok_or(NOT_REGISTERED)
     }

@@ -1,4 +1,4 @@
-//! Starting the driver, its version, and the names of its errors.
+//! Driver initialisation, version, and error names.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint};
@@ -21,10 +21,10 @@ exports! {
             return Err(CUresult(code));
         }
         if state::is_initialised() {
-            // Refuses in a forked child, as the driver does.
+            // Refused in a forked child, as by the driver.
             return state::check_initialised();
         }
-        // What is no UTF-8 is no number and no name either.
+        // Non-UTF-8 text is neither a number nor a name.
         let value = std::env::var_os("CUDA_VISIBLE_DEVICES");
         let value = value.as_ref().map(|value| value.to_string_lossy());
         let devices = device::visible(knobs, value.as_deref());
@@ -49,7 +49,7 @@ exports! {
     }
 }
 
-/// Hands out a text that stays; null and INVALID_VALUE for an unknown code.
+/// Returns a static text; null and INVALID_VALUE for an unknown code.
 fn text(out: Out<*const c_char>, text: Option<&'static str>) -> Answer {
     static TEXTS: Mutex<Option<HashMap<&'static str, CString>>> = Mutex::new(None);
     let Some(text) = text else {

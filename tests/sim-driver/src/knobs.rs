@@ -1,4 +1,4 @@
-//! What the environment asks for. Read once, when the library is loaded.
+//! Settings from the environment. Read once, when the library is loaded.
 
 use std::sync::OnceLock;
 
@@ -8,53 +8,53 @@ const DMA_BUF_MMAP_SINCE: u32 = 13030;
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Knobs {
-    /// How many devices the machine has, before `CUDA_VISIBLE_DEVICES`.
+    /// Number of devices in the machine, before `CUDA_VISIBLE_DEVICES`.
     pub(crate) devices: usize,
     /// Bytes of memory of each device.
     pub(crate) memory: u64,
-    /// As `cuDriverGetVersion` counts: 13000 is CUDA 13.0.
+    /// In the notation of `cuDriverGetVersion`: 13000 is CUDA 13.0.
     pub(crate) version: u32,
-    /// Who drives the devices: on Windows they lack what only Linux has.
+    /// The driver model: on Windows, Linux-only features are absent.
     pub(crate) model: DriverModel,
-    /// Whether this plays a guest with a virtual GPU.
+    /// Whether to simulate a guest with a virtual GPU.
     pub(crate) vgpu: bool,
-    /// Whether the devices have memory pools, as far as nothing else keeps them from it.
+    /// Whether the devices have memory pools, unless something else prevents them.
     pub(crate) pools: bool,
-    /// Devices of the machine that have none.
+    /// Devices of the machine without pools.
     pub(crate) no_pools: Vec<usize>,
-    /// Whether devices that say they have pools cannot make any.
+    /// Whether pool creation fails on devices that report pools.
     pub(crate) broken_pools: bool,
     /// The bit mask of device attribute 119.
     pub(crate) handle_types: u32,
-    /// Those of them with which no pool can be made all the same.
+    /// Those of them that no pool can be created with.
     pub(crate) broken_handle_types: u32,
     /// Whether there are pools of host memory.
     pub(crate) host_pools: bool,
-    /// Whether there are pools of a node's memory.
+    /// Whether there are pools of NUMA node memory.
     pub(crate) numa_pools: bool,
     /// Whether there are pools of managed memory.
     pub(crate) managed_pools: bool,
     /// Whether there is virtual memory management.
     pub(crate) vmm: bool,
-    /// Whether memory of devices can be had as dma-bufs.
+    /// Whether device memory can be exported as dma-bufs.
     pub(crate) dma_buf: bool,
-    /// Whether the host can map these, where the version has that.
+    /// Whether the host can map these, if the version supports that.
     pub(crate) dma_buf_mmap: bool,
-    /// Whether that is a lie.
+    /// Whether that claim is false.
     pub(crate) broken_dma_buf_mmap: bool,
-    /// Whether they can be had for access over PCIe.
+    /// Whether they can be exported for access over PCIe.
     pub(crate) dma_buf_pcie: bool,
-    /// Whether devices can reach each other.
+    /// Whether devices have peer access.
     pub(crate) peers: bool,
-    /// Pairs of devices of the machine that cannot.
+    /// Pairs of devices of the machine without it.
     pub(crate) no_peers: Vec<(usize, usize)>,
-    /// Devices of the machine that have MIG on, and how many instances each.
+    /// Devices of the machine with MIG on, and their number of instances.
     pub(crate) mig: Vec<(usize, usize)>,
-    /// What `cuInit` answers instead of succeeding.
+    /// The error that `cuInit` returns.
     pub(crate) init_error: Option<u32>,
-    /// Whether this plays the toolkit's link-time stub, which answers nothing but that it is one.
+    /// Whether to simulate the toolkit's link-time stub, whose only answer is that it is one.
     pub(crate) stub: bool,
-    /// Pool blocks are rounded up to this.
+    /// Pool blocks are rounded up to a multiple of this.
     pub(crate) granule: u64,
     /// Pools take memory from the device in steps of this.
     pub(crate) chunk: u64,
@@ -62,18 +62,18 @@ pub(crate) struct Knobs {
     pub(crate) granularity: u64,
 }
 
-/// Who drives a device.
+/// The driver model of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriverModel {
     Linux,
-    /// Windows, with the device for computing only.
+    /// Windows, with the device for compute only.
     Tcc,
-    /// Windows, with the device for its screen too.
+    /// Windows, with the device also driving a display.
     Wddm,
 }
 
 impl Default for Knobs {
-    /// As measured on one H200 with driver 580.159.04.
+    /// As measured with one H200 and driver 580.159.04.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -101,7 +101,7 @@ impl Default for Knobs {
             stub: false,
             granule: 512,
             chunk: 32 << 20,
-            // Measured: the least that can be mapped, and what is recommended.
+            // Measured: both the minimum and the recommended granularity.
             granularity: 2 << 20,
         }
     }
@@ -120,12 +120,12 @@ impl Knobs {
         })
     }
 
-    /// The version that a library which is opened now will have. Complains of nothing, which the library does.
+    /// The version of a library opened now. Reports no complaints, which the library does itself.
     pub(crate) fn version_to_come() -> u32 {
         Self::read(|name| std::env::var(name).ok()).0.version
     }
 
-    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    /// Reads the settings through `look_up`, with a complaint for each invalid value.
     pub(crate) fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut complaints = Vec::new();
         let mut read = |name: &str, default: u64, allowed: std::ops::RangeInclusive<u64>| {
@@ -242,13 +242,13 @@ impl Knobs {
         (knobs, complaints)
     }
 
-    /// Whether this device of the machine says that it has memory pools.
+    /// Whether this device of the machine reports memory pools.
     pub(crate) fn claims_pools(&self, index: usize) -> bool {
         let is_able = self.pools && self.model == DriverModel::Linux && !self.vgpu;
         is_able && !self.no_pools.contains(&index)
     }
 
-    /// Whether it really has them.
+    /// Whether its pools work.
     pub(crate) fn has_pools(&self, index: usize) -> bool {
         self.claims_pools(index) && !self.broken_pools
     }
@@ -258,23 +258,23 @@ impl Knobs {
         !self.vgpu
     }
 
-    /// Whether host and device may use managed memory at the same time: nowhere on Windows. Without
-    /// it there are no managed pools and no prefetches.
+    /// Whether host and device may use managed memory at the same time: never on Windows. Without it there are no
+    /// managed pools and no prefetches.
     pub(crate) fn has_concurrent_managed_access(&self) -> bool {
         self.has_managed_memory() && self.managed_pools && self.model == DriverModel::Linux
     }
 
-    /// Whether addresses and memory can be had apart. On Windows too.
+    /// Whether virtual memory management is available, Windows included.
     pub(crate) fn has_vmm(&self) -> bool {
         self.vmm && !self.vgpu
     }
 
-    /// Whether a device says that the host can map its dma-bufs.
+    /// Whether a device reports that the host can map its dma-bufs.
     pub(crate) fn claims_dma_buf_mmap(&self) -> bool {
         self.dma_buf && self.dma_buf_mmap && self.version >= DMA_BUF_MMAP_SINCE
     }
 
-    /// Whether it really can.
+    /// Whether it can.
     pub(crate) fn has_dma_buf_mmap(&self) -> bool {
         self.claims_dma_buf_mmap() && !self.broken_dma_buf_mmap
     }
@@ -285,7 +285,7 @@ impl Knobs {
     }
 }
 
-/// Instances of one device, as on every GPU that has them.
+/// MIG instances of one device, as on every GPU that supports them.
 const MIG_AT_MOST: usize = 7;
 
 /// A number with an optional suffix K, M or G (powers of 1024).

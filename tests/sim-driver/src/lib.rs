@@ -1,11 +1,10 @@
 //! A simulated CUDA driver.
 //!
-//! The built library, `libcuda_sim.so`, exports the driver's own functions, so that a program of
-//! the driver API runs without a GPU, and answers as a real one was measured to. See the README
-//! for what is simulated, and for the environment variables that set it up.
+//! The built library, `libcuda_sim.so`, exports the driver's own functions, so a program that uses the driver API runs
+//! without a GPU and gets the results measured on a real driver. See the README for what is simulated, and for the
+//! environment variables that configure it.
 //!
-//! The Rust side of this crate only finds the library and talks to a loaded one: see
-//! [`library_path`] and [`Control`].
+//! The Rust side of this crate only finds the library and controls a loaded one: see [`library_path`] and [`Control`].
 //!
 //! ```
 //! let path = cuda_sim::library_path().expect("cargo has built the library");

@@ -1,56 +1,56 @@
-//! Counting what a program has and has not given back.
+//! Counts what a program has not released.
 
 use crate::state::State;
 use crate::stream::{Kind, Life};
 
-/// What is alive.
+/// Counts of live objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Live {
     /// Retains of primary contexts, over all devices.
     pub primary_retains: u64,
-    /// Contexts made with `cuCtxCreate`.
+    /// Contexts created with `cuCtxCreate`.
     pub contexts: u64,
-    /// Streams made with `cuStreamCreate`.
+    /// Streams created with `cuStreamCreate`.
     pub streams: u64,
     /// Events.
     pub events: u64,
-    /// Pools that were made or imported, and not destroyed; default pools do not count.
+    /// Pools that were created or imported and not destroyed; default pools do not count.
     pub pools: u64,
     /// Blocks of device memory, from pools and from `cuMemAlloc`, and of managed memory.
     pub allocations: u64,
-    /// Bytes asked for by these.
+    /// Their requested bytes.
     pub bytes: u64,
     /// Blocks of pinned host memory.
     pub host_allocations: u64,
-    /// Ranges of the program's memory that are registered.
+    /// Registered ranges of the program's memory.
     pub registrations: u64,
-    /// Graphs that the program has.
+    /// Graphs of the program.
     pub graphs: u64,
-    /// Instances of graphs.
+    /// Executable graphs.
     pub graph_execs: u64,
-    /// Blocks that launched graphs have allocated and nobody has freed.
+    /// Blocks that launched graphs allocated and that were not freed.
     pub graph_allocations: u64,
-    /// Captures that run.
+    /// Active captures.
     pub captures: u64,
-    /// Pieces of physical memory, from `cuMemCreate`, that a handle or a mapping keeps.
+    /// Physical memory from `cuMemCreate` that a handle or a mapping keeps alive.
     pub physical_allocations: u64,
-    /// Bytes of these.
+    /// Their bytes.
     pub physical_bytes: u64,
-    /// Ranges of addresses, from `cuMemAddressReserve`.
+    /// Address ranges from `cuMemAddressReserve`.
     pub reservations: u64,
     /// Mappings of physical memory.
     pub mappings: u64,
-    /// Blocks that were annotated as allocated and not as freed.
+    /// Blocks annotated as allocated and not as freed.
     pub annotated: u64,
-    /// Modules that the program has loaded; those that libraries have made of themselves do not count.
+    /// Modules that the program loaded; those that libraries create do not count.
     pub modules: u64,
     /// Libraries.
     pub libraries: u64,
-    /// What has been loaded into contexts, over all devices: modules, and libraries once for each context
-    /// that uses them. [`Control::images`](crate::Control::images) tells of one device.
+    /// Images loaded into contexts, over all devices: modules, and libraries once per context that uses them.
+    /// [`Control::images`](crate::Control::images) counts those of one device.
     pub images: u64,
-    /// Linkers that were not destroyed.
+    /// Linkers not destroyed.
     pub links: u64,
 }
 

@@ -1,7 +1,7 @@
-//! The log of errors: why a call was refused, in words. Drivers have it since CUDA 12.9.
+//! The error log: why a call was refused, in words. Drivers have it since CUDA 12.9.
 //!
-//! Measured (R174): the format of a line, and that each failure has a line with its code. Documented: that a
-//! hundred lines are kept, and how they are read. A guess: which failures have a reason.
+//! Measured (R174): the format of a line, and that each failure has a line with its code. Documented: that a hundred
+//! lines are kept, and how they are read. A guess: which failures also give a reason.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -14,18 +14,18 @@ use cuda_driver_sys::{CUlogIterator, CUresult};
 use crate::export::{Answer, Export, INVALID_VALUE, Out, exports};
 use crate::state::check_initialised;
 
-/// As many lines are kept.
+/// Number of lines kept.
 const KEPT: usize = 100;
 
-/// Stands before lines of which older ones did not fit.
+/// Precedes the lines if older ones did not fit.
 const CUT: &str = "-- older messages do not fit --\n";
 
 thread_local! {
-    /// Why the call that this thread is in is refused.
+    /// Why this thread's current call is refused.
     static WHY: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The lines that are kept, and the number of the next one.
+/// The kept lines, and the number of the next one.
 #[derive(Debug)]
 struct Lines {
     kept: VecDeque<String>,
@@ -41,18 +41,18 @@ fn lines() -> MutexGuard<'static, Lines> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says why the call that this thread is in is refused with this code.
+/// Records why this thread's current call is refused with this code.
 pub(crate) fn refuse<T>(code: CUresult, why: impl Into<String>) -> Answer<T> {
-    // Not while the thread ends.
+    // Has no effect while the thread exits.
     let _ = WHY.try_with(|last| last.replace(Some(why.into())));
     Err(code)
 }
 
-/// A call has failed: writes why, if that was said, and the code. That work is not done yet is no error.
+/// Logs a failed call: the reason, if recorded, and the code. Unfinished work is not an error.
 #[cold]
 pub(crate) fn failed(export: &Export, code: CUresult) {
     let why = WHY.try_with(RefCell::take).ok().flatten();
-    // In a fork the lock may be held for good.
+    // In a forked child the lock may be held forever.
     if code == CUresult::CUDA_ERROR_NOT_READY || check_initialised().is_err() {
         return;
     }
@@ -80,7 +80,7 @@ pub(crate) fn failed(export: &Export, code: CUresult) {
 }
 
 impl Lines {
-    /// The lines from this number on, the newest if not all of them fit into so many bytes.
+    /// The lines from this number on, or the newest that fit into `room` bytes.
     fn text(&self, from: Option<CUlogIterator>, room: usize) -> Answer<String> {
         let unread = from.map_or(KEPT, |from| self.next.wrapping_sub(from) as usize);
         let mut wanted = self.kept.len().min(unread);
@@ -121,9 +121,9 @@ exports! {
         }
         let lines = lines();
         let from = iterator.as_input().read().ok();
-        // Room for the zero at the end.
+        // One byte is for the terminating zero.
         let text = room.checked_sub(1).ok_or(INVALID_VALUE).and_then(|room| lines.text(from, room));
-        // Documented: nothing fits, nothing is written.
+        // Documented: if nothing fits, nothing is written.
         size.write(text.as_ref().map_or(0, String::len))?;
         for (at, byte) in text?.bytes().chain([0]).enumerate() {
             buffer.at(at).write(byte as c_char)?;
@@ -155,7 +155,7 @@ mod tests {
         );
         assert_eq!(lines.text(Some(9), 100), Ok("line 2\n".to_owned()));
         assert_eq!(lines.text(Some(10), 100), Ok(String::new()));
-        // What is gone is left out.
+        // Discarded lines are left out.
         assert_eq!(lines.text(Some(1), 100).map(|text| text.len()), Ok(21));
     }
 

@@ -1,4 +1,4 @@
-//! The memory itself: address space from the operating system, and the bytes in it.
+//! The simulated memory: address space from the operating system, and its bytes.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -9,22 +9,22 @@ use crate::export::Answer;
 use crate::ipc::{Backing, SharedFile};
 use crate::pieces::{Bases, Part, Pieces, pause};
 
-/// A page of any machine this runs on divides this.
+/// A multiple of the page size of every supported machine.
 const PAGE: u64 = 64 << 10;
 
-/// A piece of address space, given back when dropped. Costs nothing until [`Mapping::commit`].
+/// A range of address space, released when dropped. Costs nothing until [`Mapping::commit`].
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: u64,
     len: u64,
-    /// The file behind it that other processes may map; none of memory that nobody can share.
+    /// The file that other processes may map; `None` for unshareable memory.
     backing: Option<Backing>,
-    /// What others map of it in other ways, by its place in the mapping.
+    /// Parts that others map in other ways, by offset.
     pieces: Pieces,
 }
 
 impl Mapping {
-    /// Address space without memory.
+    /// Reserves address space without memory.
     pub(crate) fn reserve(len: u64) -> Answer<Self> {
         let len = len.max(1).next_multiple_of(PAGE);
         let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -41,7 +41,7 @@ impl Mapping {
         })
     }
 
-    /// As [`Mapping::reserve`], as long as the file that will be behind it.
+    /// As [`Mapping::reserve`], as long as its future backing file.
     pub(crate) fn shared(backing: Backing) -> Answer<Self> {
         let (len, number) = (backing.file.len(), backing.file.number());
         let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -53,7 +53,7 @@ impl Mapping {
         })
     }
 
-    /// All of the memory in a file, which need not stay open.
+    /// Maps a whole file, which need not stay open.
     pub(crate) fn of_file(file: &SharedFile) -> Answer<Self> {
         let size = usize::try_from(file.len()).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -65,7 +65,7 @@ impl Mapping {
         })
     }
 
-    /// What other processes may import.
+    /// The file that other processes may import.
     pub(crate) fn backing(&mut self) -> Option<&mut Backing> {
         self.backing.as_mut()
     }
@@ -74,8 +74,7 @@ impl Mapping {
         self.len
     }
 
-    /// Address space with memory behind it, which begins at a multiple of `step`; answers where that
-    /// is. Only this much of the mapping is memory.
+    /// Address space with memory, aligned to `step`, and its start. Only `len` bytes from there are memory.
     pub(crate) fn allocate_aligned(len: u64, step: u64) -> Answer<(Self, u64)> {
         let len = len.max(1).next_multiple_of(PAGE);
         let mapping = Self::reserve(len + step)?;
@@ -92,9 +91,9 @@ impl Mapping {
         (self.base..self.base + self.len).contains(&address)
     }
 
-    /// Puts memory behind a part. The system finds the pages when they are touched.
+    /// Makes a part accessible. The system provides the pages on first access.
     pub(crate) fn commit(&self, offset: u64, len: u64) -> Answer {
-        // SAFETY: the range lies in this mapping, which nothing but the simulator has.
+        // SAFETY: the range lies in this mapping, which only the simulator uses.
         let status = unsafe {
             libc::mprotect(
                 pointer(self.at(offset, len)?),
@@ -109,10 +108,10 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages of a part back; it reads as zero from now on. It stays accessible, so that
-    /// a program with an ordering mistake meets the sanitizer and not a signal.
+    /// Releases the pages of a part, which then reads as zero. It stays accessible, so that a program with an ordering
+    /// bug gets a sanitizer report and not a signal.
     ///
-    /// Whoever maps a part of it keeps the bytes, and has nothing to do with what comes there.
+    /// Others that map a part of it keep its bytes, and do not see what comes there later.
     pub(crate) fn discard(&mut self, offset: u64, len: u64) {
         for (offset, len) in self.pieces.carve(offset, len) {
             self.renew(offset, len);
@@ -123,38 +122,38 @@ impl Mapping {
         let Ok(address) = self.at(offset, len) else {
             return;
         };
-        // SAFETY: the range lies in this mapping, whose pages are anonymous and private: advice
-        // about it changes nobody else's memory. A failure keeps the pages, which is harmless.
+        // SAFETY: the range lies in this mapping, whose pages are anonymous and private, so the advice changes no other
+        // memory. A failure keeps the pages, which is harmless.
         unsafe { libc::madvise(pointer(address), len as usize, libc::MADV_DONTNEED) };
     }
 
-    /// Fresh memory in place of a file.
+    /// Replaces a file with fresh memory.
     fn renew(&self, offset: u64, len: u64) {
         let Ok(address) = self.at(offset, len) else {
             return;
         };
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the range lies in this mapping, to which nobody holds a reference. A failure keeps what
-        // is there, which is harmless.
+        // SAFETY: the range lies in this mapping, and no reference to it exists. A failure keeps the old content, which
+        // is harmless.
         unsafe { libc::mmap(pointer(address), len as usize, access, kind, -1, 0) };
     }
 
-    /// A file that is a part of this memory, from an address on: see [`Pieces::whole`].
+    /// A file of exactly `len` bytes of this memory from an address on: see [`Pieces::whole`].
     pub(crate) fn whole(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
         let offset = self.offset_of(address, len)?;
         let _pause = pause();
         self.pieces.whole(Bases(&[self.base]), offset, len)
     }
 
-    /// As much of this memory, from an address on, as one file is: see [`Pieces::part`].
+    /// As much of this memory from an address on as one file covers: see [`Pieces::part`].
     pub(crate) fn part(&mut self, address: u64, len: u64) -> Answer<Part> {
         let offset = self.offset_of(address, len)?;
         let _pause = pause();
         self.pieces.part(Bases(&[self.base]), offset, len)
     }
 
-    /// Where in the mapping it is. NOT_SUPPORTED if the memory is a file already: a limit.
+    /// Offset in the mapping. NOT_SUPPORTED if the memory is already file-backed: a limit of the simulator.
     fn offset_of(&self, address: u64, len: u64) -> Answer<u64> {
         if self.backing.is_some() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -175,16 +174,15 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and whoever drops it has made sure that no
-        // queue can touch it any more.
+        // SAFETY: this value owns the mapping, and is dropped only when no queue can access it any more.
         unsafe { libc::munmap(pointer(self.base), self.len as usize) };
     }
 }
 
-/// Fresh address space, where the system chooses.
+/// Maps new address space at an address of the system's choice.
 pub(crate) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let kind = kind | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping: nothing that is there changes.
+    // SAFETY: a new mapping; no existing memory changes.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
     if base == libc::MAP_FAILED {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -196,8 +194,8 @@ pub(crate) fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Reading and writing simulated memory. Addresses were checked when the work was submitted; host
-/// addresses are the program's, as with the real driver.
+/// Reads and writes simulated memory. Addresses are checked at submission; host addresses are the program's, as with
+/// the real driver.
 pub(crate) mod bytes {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::{Duration, Instant};
@@ -205,31 +203,29 @@ pub(crate) mod bytes {
     use super::pointer;
 
     pub(crate) fn copy(to: u64, from: u64, len: usize) {
-        // SAFETY: both ranges were checked against the allocations at submission, or are host
-        // memory that the program vouches for until the copy is done. Nothing in the simulator
-        // holds a reference to them.
+        // SAFETY: both ranges were checked against the allocations at submission, or are host memory that the program
+        // keeps valid until the copy is done. Nothing in the simulator holds a reference to them.
         unsafe { std::ptr::copy(pointer::<u8>(from).cast_const(), pointer::<u8>(to), len) };
     }
 
     pub(crate) fn write(to: u64, bytes: &[u8]) {
-        // SAFETY: as in `copy`; `bytes` is the simulator's own.
+        // SAFETY: as in `copy`; the simulator owns `bytes`.
         unsafe { std::ptr::copy(bytes.as_ptr(), pointer::<u8>(to), bytes.len()) };
     }
 
-    /// The bytes at an address of the program.
+    /// Reads bytes at an address of the program.
     pub(crate) fn read(from: u64, len: usize) -> Box<[u8]> {
         let mut bytes = vec![0; len].into_boxed_slice();
-        // SAFETY: as in `copy`; the target is fresh and exactly `len` long.
+        // SAFETY: as in `copy`; the target is new and exactly `len` long.
         unsafe { std::ptr::copy(pointer::<u8>(from).cast_const(), bytes.as_mut_ptr(), len) };
         bytes
     }
 
-    /// Adds numbers, one after the other; the ranges may be the same.
+    /// Adds numbers one by one; the ranges may coincide.
     pub(crate) fn add(sum: u64, left: u64, right: u64, count: usize) {
         let number = |base: u64, index: usize| pointer::<f32>(base).wrapping_add(index);
         for index in 0..count {
-            // SAFETY: as in `copy`; that the addresses are multiples of the size of a number was
-            // checked at submission.
+            // SAFETY: as in `copy`; the alignment was checked at submission.
             let left = unsafe { number(left, index).read() };
             // SAFETY: as above.
             let right = unsafe { number(right, index).read() };
@@ -238,20 +234,19 @@ pub(crate) mod bytes {
         }
     }
 
-    /// `value` is a whole number.
+    /// `value` must be an integer.
     pub(crate) fn fill<T: Copy>(to: u64, value: T, count: usize) {
-        // SAFETY: as in `copy`; the address is a multiple of the size of `T`, checked at
-        // submission as the driver does.
+        // SAFETY: as in `copy`; the address is a multiple of the size of `T`, checked at submission as by the driver.
         let range = unsafe {
             std::slice::from_raw_parts_mut(pointer::<std::mem::MaybeUninit<T>>(to), count)
         };
-        // SAFETY: a number of these bytes, without gaps.
+        // SAFETY: an integer of these bytes, without padding.
         let bytes =
             unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
         match bytes {
-            // Without optimisation this is much faster than number by number.
+            // Without optimisation this is much faster than a fill by elements.
             [first, others @ ..] if others.iter().all(|other| other == first) => {
-                // SAFETY: the same range, any bytes of which may be written.
+                // SAFETY: the same range, whose bytes may have any value.
                 unsafe {
                     range
                         .as_mut_ptr()
@@ -263,23 +258,23 @@ pub(crate) mod bytes {
         }
     }
 
-    /// Whether somebody stores the word there before nothing has come for so long.
+    /// Waits until the word is stored there; `false` after `patience`.
     pub(crate) fn wait_for(at: u64, word: u32, patience: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // SAFETY: as in `fill`; the host may store there meanwhile, with one store.
+            // SAFETY: as in `fill`; the host may store there concurrently, with one store.
             if unsafe { atomic(at) }.load(Ordering::Acquire) == word {
                 return true;
             }
             if start.elapsed() >= patience {
                 return false;
             }
-            // Whoever is to store it may need this processor.
+            // The thread that stores it may need this processor.
             std::thread::yield_now();
         }
     }
 
-    /// Stores a word that somebody waits for.
+    /// Stores a word that a waiter polls.
     pub(crate) fn tell(at: u64, word: u32) {
         // SAFETY: as in `wait_for`.
         unsafe { atomic(at) }.store(word, Ordering::Release);
@@ -287,9 +282,9 @@ pub(crate) mod bytes {
 
     /// # Safety
     ///
-    /// The address is that of a word of simulated memory, and a multiple of 4.
+    /// The address is that of a word in simulated memory, and a multiple of 4.
     unsafe fn atomic<'a>(at: u64) -> &'a AtomicU32 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promises.
         unsafe { AtomicU32::from_ptr(pointer(at)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Which devices reach each other, and which contexts have opened their memory to each other.
+//! Peer access between devices, and between contexts.
 
 use std::ffi::{c_int, c_uint};
 
@@ -9,20 +9,20 @@ use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::state::{State, from_handle, state};
 
 impl State {
-    /// Whether two visible devices reach each other.
+    /// Whether two visible devices have peer access.
     pub(crate) fn are_peers(&self, one: usize, other: usize) -> bool {
         let [one, other] = [one, other].map(|ordinal| self.devices[ordinal].index);
         let apart = |pair: &(usize, usize)| *pair == (one, other) || *pair == (other, one);
         one != other && self.knobs.peers && !self.knobs.no_peers.iter().any(apart)
     }
 
-    /// Whether a context may touch what another has from `cuMemAlloc`.
+    /// Whether a context may access another's `cuMemAlloc` memory.
     pub(crate) fn has_opened(&self, context: ContextId, other: ContextId) -> bool {
         let known = self.contexts.get(&context);
         known.is_some_and(|context| context.peers.contains(&other))
     }
 
-    /// The current context and another one.
+    /// The current context and the other one.
     fn pair(&self, other: CUcontext) -> Answer<(ContextId, ContextId)> {
         let current = self.current()?;
         let other = from_handle(other);
@@ -49,7 +49,7 @@ exports! {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
         out.write(match attribute.0 {
-            // The rank of the link, and whether only some atomic operations cross it.
+            // The performance rank of the link, and whether only some atomics are supported over it.
             1 | 5 => 0,
             2..=4 => c_int::from(state.are_peers(device, peer)),
             _ => return Err(INVALID_VALUE),

@@ -1,8 +1,7 @@
-//! Memory that others map too: pieces of it are files, which come in place of what was there.
+//! Memory that others map too: files replace parts of it.
 //!
-//! A file is one of those only once somebody asks for it. Whoever gets a descriptor gets one of its own that
-//! is locked, and the lock lasts as long as the descriptor, its copies and the mappings made of it. That
-//! is how a piece that nobody else has any more is told from one in use.
+//! A part becomes a file only on the first request. Each requester gets a separate, locked descriptor. The lock lasts
+//! as long as the descriptor, its copies and the mappings made from it, which tells unused pieces from used ones.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -17,32 +16,32 @@ use crate::export::Answer;
 use crate::ipc::anonymous_file;
 use crate::memory::{bytes, pointer};
 
-/// Held by work that runs; memory moves only when none does. Taken after the space of mapped memory.
+/// Held by running work; memory moves only when none runs. Taken after the lock on the mapped space.
 static RUNNING: RwLock<()> = RwLock::new(());
 
-/// As long as it lives, no memory moves.
+/// Prevents memory from moving while it lives.
 pub(crate) fn stay() -> RwLockReadGuard<'static, ()> {
     RUNNING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As long as it lives, no work runs. Waits for what does.
+/// Prevents work from running while it lives. Waits for running work.
 pub(crate) fn pause() -> RwLockWriteGuard<'static, ()> {
     RUNNING.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes are moved in steps of this, and those that are zero are not moved.
+/// Bytes are moved in steps of this size; zeroed steps are not moved.
 const STEP: u64 = 64 << 10;
 
-/// What stands for a part of some memory outside this process.
+/// A file that represents a part of some memory outside this process.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) file: OwnedFd,
-    /// Where in the file it begins, and how long it is.
+    /// Its offset and length in the file.
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// A file, or some of one, in place of memory.
+/// A file, or part of one, that replaces memory.
 #[derive(Clone, Debug)]
 struct Piece {
     file: Arc<File>,
@@ -56,7 +55,7 @@ impl Piece {
         self.offset == 0 && len.is_ok_and(|len| len == self.len)
     }
 
-    /// Whether anybody else has it open or mapped.
+    /// Whether the file is open or mapped anywhere else.
     fn is_used(&self) -> bool {
         // SAFETY: no pointers.
         let lock = |kind| unsafe { libc::flock(self.file.as_raw_fd(), kind) };
@@ -67,7 +66,7 @@ impl Piece {
         false
     }
 
-    /// A descriptor that says, as long as anything is left of it, that the piece is used.
+    /// A descriptor that marks the piece as used while any copy or mapping of it exists.
     fn share(&self) -> Answer<OwnedFd> {
         let file = reopen(self.file.as_raw_fd(), true)?;
         // SAFETY: no pointers.
@@ -77,14 +76,14 @@ impl Piece {
         }
     }
 
-    /// Maps it over what is at these addresses.
+    /// Maps it over the memory at these addresses.
     fn place(&self, places: &[u64]) -> Answer {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let (file, offset) = (self.file.as_raw_fd(), self.offset.cast_signed());
         for &at in places {
-            // SAFETY: the range lies in memory of the simulator, to which it holds no reference; no
-            // work runs there, as the callers of this module promise.
+            // SAFETY: the range lies in simulated memory, to which no reference is held; the callers of this module
+            // ensure that no work runs there.
             let base =
                 unsafe { libc::mmap(pointer(at), self.len as usize, access, kind, file, offset) };
             if base == libc::MAP_FAILED {
@@ -96,7 +95,7 @@ impl Piece {
     }
 }
 
-/// Another description of the same file; one that cannot be read cannot be mapped in any way either.
+/// Opens the same file again. A file that cannot be read cannot be mapped at all.
 pub(crate) fn reopen(number: c_int, is_readable: bool) -> Answer<OwnedFd> {
     std::fs::OpenOptions::new()
         .read(is_readable)
@@ -107,7 +106,7 @@ pub(crate) fn reopen(number: c_int, is_readable: bool) -> Answer<OwnedFd> {
         .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-/// Some memory: where its beginning is mapped, in one place or in several that are the same.
+/// The addresses where some memory is mapped: one, or several aliases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bases<'a>(pub(crate) &'a [u64]);
 
@@ -117,7 +116,7 @@ impl Bases<'_> {
     }
 }
 
-/// The pieces of some memory, by where in it they begin. They do not overlap.
+/// The pieces of some memory, by offset. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(BTreeMap<u64, Piece>);
 
@@ -128,8 +127,8 @@ impl Pieces {
         found.map(|(start, _)| *start).collect()
     }
 
-    /// A file that is just this part. NOT_SUPPORTED if it overlaps another that is in use: a limit of the
-    /// simulator. No work runs, and there is at least one base.
+    /// A file of exactly this part. NOT_SUPPORTED if it overlaps another piece in use: a limit of the simulator. No
+    /// work may run, and there must be at least one base.
     pub(crate) fn whole(&mut self, bases: Bases<'_>, offset: u64, len: u64) -> Answer<OwnedFd> {
         if let Some(piece) = self.0.get(&offset)
             && piece.len == len
@@ -145,7 +144,7 @@ impl Pieces {
         self.make(bases, offset, len)?.share()
     }
 
-    /// What stands for as much of this part as begins with it. The same conditions.
+    /// A file for as much of this part from its start as one file covers. Same conditions.
     pub(crate) fn part(&mut self, bases: Bases<'_>, offset: u64, len: u64) -> Answer<Part> {
         let of = |start: u64, piece: &Piece| -> Answer<Part> {
             let skipped = offset - start;
@@ -187,7 +186,7 @@ impl Pieces {
         Ok(piece)
     }
 
-    /// Forgets what lies in a part; answers where, and how much.
+    /// Removes the pieces in a part, and returns their ranges.
     pub(crate) fn carve(&mut self, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let end = offset + len;
         let mut gone = Vec::new();
@@ -223,7 +222,7 @@ impl Pieces {
         gone
     }
 
-    /// Maps all of them once more, for memory that begins here.
+    /// Maps all of them again, for memory at this base.
     pub(crate) fn place(&self, base: u64) -> Answer {
         self.0
             .iter()
@@ -238,7 +237,7 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// The first byte of a page of what a descriptor stands for.
+    /// The first byte of a page of the memory behind a descriptor.
     fn byte(file: &OwnedFd, page: u64) -> u8 {
         let file = File::from(file.try_clone().expect("a descriptor"));
         let mut byte = [0];

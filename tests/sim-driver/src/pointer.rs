@@ -1,4 +1,4 @@
-//! What the driver tells about an address.
+//! What the driver reports about an address.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -14,7 +14,7 @@ const NO_DEVICE: c_int = -2;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 
-/// Everything about one address.
+/// All attributes of one address.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     address: u64,
@@ -27,9 +27,9 @@ struct Facts {
     pool: u64,
     handle_types: u64,
     is_legacy_ipc: bool,
-    /// Whether others than devices may reach it.
+    /// Whether third parties may access it.
     is_direct: bool,
-    /// Memory of a graph, between its launch and its free.
+    /// Graph memory, between its launch and its free.
     is_graph: bool,
     access: c_uint,
     is_sync: bool,
@@ -37,11 +37,11 @@ struct Facts {
     reach: Answer,
     /// Whether another process allocated it.
     is_imported: bool,
-    /// Start and size of the mapping, where it is not all of the range.
+    /// Start and size of the mapping, if it is not the whole range.
     mapping: Option<(u64, u64)>,
 }
 
-/// What the plural query answers for an address that is not the driver's.
+/// The result of the plural query for memory unknown to the driver.
 const NOTHING: Facts = Facts {
     address: 0,
     start: 0,
@@ -90,7 +90,7 @@ impl State {
             });
         }
         if let Some((start, found)) = self.registration(address) {
-            // A guess: as pinned memory.
+            // A guess: like pinned memory.
             return Some(Facts {
                 address,
                 start,
@@ -173,7 +173,7 @@ impl State {
         })
     }
 
-    /// Of mapped memory: the range is the reservation, whatever of it is mapped.
+    /// For mapped memory: the range is the whole reservation, however much of it is mapped.
     fn mapped_facts(&self, address: u64) -> Option<Facts> {
         let current = self.current().and_then(|current| self.context(current));
         let current = current.map(|context| context.device);
@@ -184,7 +184,7 @@ impl State {
             start,
             size,
             memory_type: if found.device.is_some() { DEVICE } else { HOST },
-            // Measured: memory of the host is of device 0.
+            // Measured: host memory belongs to device 0.
             device: c_int::try_from(found.device.unwrap_or(0)).unwrap_or(NO_DEVICE),
             handle_types: found.handle_types,
             is_direct: self.mapped_directness(address, address + 1) == Some(true),
@@ -198,22 +198,22 @@ impl State {
         })
     }
 
-    /// Start and size of the block that holds an address, if the current context reaches it.
+    /// Start and size of the block that contains an address, if the current context can access it.
     pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
         let facts = self.facts(address)?;
         facts.reach.ok()?;
-        // Measured: of mapped memory, the mapping.
+        // Measured: the mapping, for mapped memory.
         Some(facts.mapping.unwrap_or((facts.start, facts.size)))
     }
 
-    /// Remembers that copies of a block shall wait. They do not: the simulator only tells.
+    /// Stores whether copies of a block are synchronous. The simulator only reports it.
     fn set_sync(&mut self, address: u64, is_sync: bool) -> Answer {
         let start = self.allocation(address).map(|(start, _)| start);
         if let Some(allocation) = start.and_then(|start| self.allocations.get_mut(&start)) {
             allocation.is_sync = is_sync;
             return Ok(());
         }
-        // Measured: also if it was made for GPUDirect.
+        // Measured: even if it was created for GPUDirect.
         if self.mapped_at(address, None).is_some() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
@@ -228,7 +228,7 @@ impl State {
     }
 }
 
-/// Writes one attribute in the width that the header gives it.
+/// Writes one attribute with the width defined in the header.
 fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value) -> Answer {
     let flag = |value: bool| out.write(c_uint::from(value));
     match attribute.0 {
@@ -241,12 +241,12 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         5 if facts.is_graph => out.write(0_u64),
         5 if facts.memory_type == DEVICE => Ok(()),
         6 => flag(facts.is_sync || facts.is_graph),
-        // One allocation, one number: the address is never shared by two that live.
+        // Each allocation has its own number: no two live ones share an address.
         7 | 20 => out.write(facts.start),
         8 => flag(facts.is_managed),
         9 => out.write(facts.device),
         10 => flag(facts.is_legacy_ipc),
-        // Measured: nothing is said of the mapping of imported memory.
+        // Measured: nothing is reported about the mapping of imported memory.
         18 if facts.is_imported => out.write(0_usize),
         19 if facts.is_imported => out.write::<CUdeviceptr>(0),
         11 => out.write::<CUdeviceptr>(facts.start),
@@ -255,7 +255,7 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         19 => out.write::<CUdeviceptr>(facts.mapping.map_or(facts.start, |(start, _)| start)),
         13 => flag(facts.size > 0),
         14 => out.write(facts.handle_types),
-        // Measured: memory of `cuMemAlloc`, and mapped memory that was made for it.
+        // Measured: memory of `cuMemAlloc`, and mapped memory created for GPUDirect.
         15 => flag(facts.is_direct),
         16 => out.write(facts.access),
         17 => out.write::<CUmemoryPool>(to_handle(facts.pool)),
@@ -301,7 +301,7 @@ exports! {
         for (attribute, out) in attributes.iter().zip(outs) {
             let out = Value::new(out).required()?;
             match attribute.0 {
-                // What is not the driver's is the host's, and has no range.
+                // Memory unknown to the driver is host memory, without a range.
                 4 if is_foreign => {
                     out.write::<*mut c_void>(to_handle(address))?;
                     continue;
@@ -310,7 +310,7 @@ exports! {
                 _ => {}
             }
             match write(&facts, state.knobs.version, *attribute, out) {
-                // A device address has no host pointer: null, not an error.
+                // For a device address the host pointer is null, not an error.
                 Err(CUresult::CUDA_ERROR_INVALID_VALUE) if attribute.0 == 4 => {
                     out.write::<*mut c_void>(std::ptr::null_mut())?;
                 }

@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: the function of a base name, in the ABI of the version asked for.
+//! `cuGetProcAddress`: looks up a function by base name, in the ABI of the requested version.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,7 +20,7 @@ const NOT_FOUND: CUdriverProcAddressQueryResult =
 const TOO_OLD: CUdriverProcAddressQueryResult =
     CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
 
-/// The ABIs of a function: its base name and `_v2`, `_v3` …, of one kind of default stream.
+/// The ABIs of a function: its base name and `_v2`, `_v3` …, for one kind of default stream.
 fn variants(base: &str, per_thread: bool) -> impl Iterator<Item = &'static Symbol> {
     SYMBOLS.iter().filter(move |symbol| {
         let Some(rest) = symbol.name().strip_prefix(base) else {
@@ -37,20 +37,20 @@ fn variants(base: &str, per_thread: bool) -> impl Iterator<Item = &'static Symbo
     })
 }
 
-/// Whether a name says which ABI or which default stream it is of.
+/// Whether a name contains an ABI version or a kind of default stream.
 fn has_suffix(name: &str) -> bool {
     let version = name.rsplit_once("_v").map(|(_, version)| version);
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     name.ends_with("_ptsz") || name.ends_with("_ptds") || version.is_some_and(is_number)
 }
 
-/// The newest ABI up to `wanted` that the driver has; the status says why not.
+/// The newest ABI up to `wanted` that the driver has, or why there is none.
 fn look_up(
     base: &str,
     wanted: CudaVersion,
     per_thread: bool,
 ) -> Result<&'static Symbol, CUdriverProcAddressQueryResult> {
-    // Measured: a symbol is no base name.
+    // Measured: a symbol is not a base name.
     if has_suffix(base) {
         return Err(NOT_FOUND);
     }
@@ -81,7 +81,7 @@ fn get(
     out.required()?;
     let name = name.text()?;
     let known = LEGACY_STREAM | PER_THREAD_STREAM;
-    // Measured: a negative version is a very large one, and yet not too new.
+    // Measured: a negative version counts as very large, yet not as too new.
     let newest = Knobs::get().version;
     let version = u32::try_from(version).unwrap_or(newest);
     if flags & !known != 0 || version > newest {
@@ -95,7 +95,7 @@ exports! {
     early fn cuGetProcAddress(
         _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64
     ) {
-        // Nothing is written where nothing is found.
+        // Nothing is written if nothing is found.
         match get(name, out, version, flags)? {
             Ok(symbol) => out.write(address(symbol)?),
             Err(_) => Err(CUresult::CUDA_ERROR_NOT_FOUND),
@@ -106,7 +106,7 @@ exports! {
         _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64,
         status: Out<CUdriverProcAddressQueryResult>
     ) {
-        // The call succeeds, and the status tells whether anything was found.
+        // The call succeeds, and the status says whether anything was found.
         match get(name, out, version, flags)? {
             Ok(symbol) => {
                 status.write_if_wanted(FOUND);
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(name("cuTeapot", 13000, false), "not found");
         assert_eq!(name("cuMemAlloc_v2", 13000, false), "not found");
         assert_eq!(name("cuMemFreeAsync_ptsz", 13000, true), "not found");
-        // A longer name is another function.
+        // A longer name is a different function.
         assert_eq!(name("cuMemAllo", 13000, false), "not found");
         assert_eq!(name("cuCtxSynchronize", 12000, false), "cuCtxSynchronize");
     }

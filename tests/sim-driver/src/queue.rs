@@ -1,4 +1,4 @@
-//! The work of one stream, done in order by a thread of its own.
+//! The work queue of one stream, run in order by its own thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,15 +13,15 @@ use crate::module::Work;
 use crate::pieces::stay;
 use crate::vmm;
 
-/// A worker without work ends after this long; the next task starts another.
+/// A worker exits after this idle time; the next task starts another.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// One piece of work.
+/// A task.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// Copies memory; the ranges may overlap.
     Copy { to: u64, from: u64, len: usize },
-    /// Writes bytes that were taken from the host when the copy was submitted.
+    /// Writes bytes read from the host when the copy was submitted.
     Write { to: u64, bytes: Box<[u8]> },
     /// Repeats a pattern.
     Fill {
@@ -29,19 +29,19 @@ pub(crate) enum Task {
         pattern: Pattern,
         count: usize,
     },
-    /// Does what a kernel does.
+    /// Runs a simulated kernel.
     Kernel(Work),
-    /// Calls the program.
+    /// Calls a host function.
     Host(HostCall),
-    /// Waits for another stream to get somewhere.
+    /// Waits for a position in another stream.
     Wait(Mark),
-    /// Tells other processes that the stream has got here.
+    /// Tells other processes that the stream has reached this point.
     Signal(Signal),
-    /// Notes the time.
+    /// Records the time.
     Stamp(Arc<OnceLock<Instant>>),
 }
 
-/// What a memset writes.
+/// The value of a memset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pattern {
     D8(u8),
@@ -50,7 +50,7 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// Bytes of one element.
+    /// Size of one element.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::D8(_) => 1,
@@ -69,8 +69,8 @@ pub(crate) struct HostCall {
     pub(crate) turn: Arc<Mutex<()>>,
 }
 
-// SAFETY: cuLaunchHostFunc calls the function on a thread of the driver; that the argument may go
-// there is the caller's part of that contract.
+// SAFETY: cuLaunchHostFunc calls the function on a driver thread; its contract requires an argument that may be sent
+// there.
 unsafe impl Send for HostCall {}
 
 /// The queue of a stream.
@@ -83,15 +83,15 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct Inner {
     tasks: VecDeque<Task>,
-    /// Tasks ever pushed, and ever done.
+    /// Number of tasks ever pushed and ever done.
     pushed: u64,
     done: u64,
-    /// Bytes taken from the host that are not written yet.
+    /// Bytes read from the host and not written yet.
     staged: usize,
     has_worker: bool,
 }
 
-/// A place in a queue, reached when all tasks before it are done.
+/// A position in a queue, reached when all tasks before it are done.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark(Place);
 
@@ -110,7 +110,7 @@ impl Queue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands in work.
+    /// Submits a task.
     pub(crate) fn push(self: &Arc<Self>, task: Task) -> Answer {
         let mut inner = self.lock();
         if !inner.has_worker {
@@ -129,7 +129,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The place behind everything pushed so far.
+    /// The position after everything pushed so far.
     pub(crate) fn mark(self: &Arc<Self>) -> Mark {
         Mark(Place::Queue {
             position: self.lock().pushed,
@@ -137,7 +137,7 @@ impl Queue {
         })
     }
 
-    /// A place that no work pushed so far reaches.
+    /// A position that needs one more task.
     #[cfg(test)]
     pub(crate) fn mark_ahead(self: &Arc<Self>) -> Mark {
         Mark(Place::Queue {
@@ -146,7 +146,7 @@ impl Queue {
         })
     }
 
-    /// Bytes taken from the host that are not written yet.
+    /// Bytes read from the host and not written yet.
     pub(crate) fn staged(&self) -> usize {
         self.lock().staged
     }
@@ -183,7 +183,7 @@ impl Queue {
 }
 
 impl Mark {
-    /// The place of a recording that other processes see.
+    /// The position of a record shared with other processes.
     pub(crate) fn shared(signal: Signal) -> Self {
         Self(Place::Shared(signal))
     }
@@ -195,7 +195,7 @@ impl Mark {
         }
     }
 
-    /// Blocks until the place is reached. The caller must not hold the state.
+    /// Blocks until the position is reached. The caller must not hold the state lock.
     pub(crate) fn wait(&self) {
         let (queue, position) = match &self.0 {
             Place::Queue { queue, position } => (queue, *position),
@@ -219,7 +219,7 @@ impl Task {
         }
     }
 
-    /// What it reads and writes.
+    /// The ranges it reads and writes.
     fn ranges(&self) -> [(u64, usize); 3] {
         match self {
             Self::Copy { to, from, len } => [(*to, *len), (*from, *len), (0, 0)],
@@ -231,7 +231,7 @@ impl Task {
     }
 
     fn run(self) {
-        // Until the work is done nobody unmaps what it touches.
+        // Prevents unmapping of the memory until the work is done.
         let ranges = self.ranges();
         let is_work = ranges.iter().any(|(_, len)| *len > 0);
         let _hold = match is_work.then(|| vmm::hold(&ranges)) {
@@ -239,7 +239,7 @@ impl Task {
             Some(Ok(hold)) => hold,
             Some(Err(address)) => return vmm::report_unmapped(address),
         };
-        // Nor moves it.
+        // Also prevents it from moving.
         let _stay = is_work.then(stay);
         match self {
             Self::Copy { to, from, len } => bytes::copy(to, from, len),
@@ -254,7 +254,7 @@ impl Task {
             Self::Wait(mark) => mark.wait(),
             Self::Signal(signal) => signal.reach(),
             Self::Stamp(slot) => {
-                // A slot is stamped once, by the task that was made for it.
+                // A slot is written once, by its own task.
                 let _ = slot.set(Instant::now());
             }
         }
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn one_queue_waits_for_another() {
         let (first, second) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
-        // A mark that is not reached yet, because its task is not pushed yet.
+        // Not reached yet, because its task has not been pushed.
         let ahead = first.mark_ahead();
         second.push(Task::Wait(ahead)).expect("pushed");
         assert!(!second.is_idle());

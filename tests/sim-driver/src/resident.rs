@@ -1,14 +1,13 @@
-//! Memory of devices that managed memory has come to lie in. The bytes stay where they are; this
-//! counts, so that a device tells what a real one would.
+//! Device memory occupied by managed memory. The bytes do not move; this only counts, so that a device reports what a
+//! real one would.
 
 use std::collections::BTreeMap;
 
-/// Managed memory comes to a device in pieces of this. A guess: the hardware was asked about whole
-/// blocks of 64 MiB.
+/// Managed memory migrates in pieces of this size. A guess: the hardware was measured with whole blocks of 64 MiB.
 const PIECE: u64 = 2 << 20;
 
-/// Which device has the memory of which piece, by the piece's number in the address space. Blocks of
-/// managed memory begin at a multiple of a piece, or share one with other blocks in a slab.
+/// The device that holds each piece, by the piece's number in the address space. Managed blocks start at a piece
+/// boundary, or share a piece with other blocks in a slab.
 #[derive(Debug, Default)]
 pub(crate) struct Resident(BTreeMap<u64, usize>);
 
@@ -17,13 +16,13 @@ fn pieces(start: u64, len: u64) -> std::ops::Range<u64> {
 }
 
 impl Resident {
-    /// The device has memory for this range from now on, and no other has.
+    /// Makes this range resident on the device, and on no other.
     pub(crate) fn bring(&mut self, device: usize, start: u64, len: u64) {
         self.0
             .extend(pieces(start, len).map(|piece| (piece, device)));
     }
 
-    /// Nobody has memory for this range any more.
+    /// Makes this range resident nowhere.
     pub(crate) fn end(&mut self, start: u64, len: u64) {
         let range = pieces(start, len);
         while let Some((&piece, _)) = self.0.range(range.clone()).next() {
@@ -31,14 +30,14 @@ impl Resident {
         }
     }
 
-    /// Bytes that a device has.
+    /// Resident bytes on a device.
     pub(crate) fn bytes(&self, device: usize) -> u64 {
         let its = self.0.values().filter(|owner| **owner == device);
         its.count() as u64 * PIECE
     }
 
-    /// Takes memory away until the device has no more than this. That managed memory gives way is
-    /// documented, which of it goes first is a guess.
+    /// Evicts memory until no more than `limit` bytes are resident on the device. Documented: managed memory gives way.
+    /// A guess: which part goes first.
     pub(crate) fn shrink(&mut self, device: usize, limit: u64) {
         let mut excess = self.bytes(device).saturating_sub(limit).div_ceil(PIECE);
         self.0.retain(|_, owner| {

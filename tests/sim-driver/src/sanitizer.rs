@@ -1,14 +1,14 @@
-//! The order sanitizer: memory is touched only between its allocation and its free, in stream
-//! order. No real driver checks that.
+//! The order sanitizer: memory may be accessed only between its allocation and its free, in stream order. No real
+//! driver checks that.
 
 use crate::clock::{Clocks, Point, StreamId};
 use crate::pool::Block;
 use crate::state::State;
 
-/// Reports are kept up to this many; all are counted.
+/// Number of reports kept; all are counted.
 const KEPT: usize = 1000;
 
-/// What was found.
+/// Reports of violations.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     lines: Vec<String>,
@@ -36,7 +36,7 @@ impl Reports {
     }
 }
 
-/// A touch of memory.
+/// A memory access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     /// `copy from`, `copy to`, `memset`, `kernel read`, `kernel write`.
@@ -52,7 +52,7 @@ impl Access {
     }
 }
 
-/// Checks an access to a live block, and remembers it for the free.
+/// Checks an access to a live block, and records it for the free.
 pub(crate) fn access(
     reports: &mut Reports,
     clocks: &Clocks,
@@ -89,7 +89,7 @@ pub(crate) fn remember(accesses: &mut Vec<Point>, point: Point) {
     }
 }
 
-/// Reports an access to memory that was freed.
+/// Reports an access to freed memory.
 pub(crate) fn access_after_free(reports: &mut Reports, access: Access, freed: Option<Point>) {
     let Access {
         what, address, len, ..
@@ -135,7 +135,7 @@ pub(crate) fn free(
     }
 }
 
-/// As [`free`], for a free that happens at once: the host must have seen every access done.
+/// As [`free`], for an immediate free: the host must have observed every access as done.
 pub(crate) fn free_now(reports: &mut Reports, clocks: &Clocks, start: u64, block: &Block) {
     let size = block.size;
     for point in block.accesses.iter().chain([&block.allocated]) {
@@ -150,7 +150,7 @@ pub(crate) fn free_now(reports: &mut Reports, clocks: &Clocks, start: u64, block
 }
 
 impl State {
-    /// A free of something that is no live block.
+    /// Reports a free of an address that is not a live block.
     pub(crate) fn report_wrong_free(&mut self, address: u64, stream: Option<StreamId>) {
         let stream = stream.map_or("the host".to_owned(), |id| format!("stream {id:#x}"));
         self.reports.add(format!(

@@ -1,5 +1,4 @@
-//! The simulator's own functions, exported for whoever has opened the library. The Rust side of
-//! them is [`crate::control`].
+//! The simulator's own functions, exported for programs that opened the library. Their Rust side is [`crate::control`].
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
@@ -13,10 +12,10 @@ use crate::live::Live;
 use crate::state::{State, state};
 use crate::table;
 
-/// What the library says it is.
+/// The library's identity.
 pub(crate) const IDENTITY: &CStr = c"cuda-sim 3";
 
-/// A name given by C; `None` for null.
+/// A name passed from C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
     if text.is_null() {
         return None;
@@ -25,14 +24,14 @@ fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
     Some(unsafe { CStr::from_ptr(text) }.to_string_lossy())
 }
 
-/// Writes a line and its final zero into `len` bytes, cut if need be; answers the line's length.
+/// Writes a line and its terminating zero into `len` bytes, truncated if necessary; returns the line's length.
 fn write_line(line: Option<&str>, buffer: *mut c_char, len: usize) -> usize {
     let Some(line) = line else {
         return 0;
     };
     if !buffer.is_null() && len > 0 {
         let kept = line.len().min(len - 1);
-        // SAFETY: the caller vouches for `len` bytes, and `kept` is less.
+        // SAFETY: the caller guarantees `len` bytes, and `kept` is less.
         unsafe { std::ptr::copy_nonoverlapping(line.as_ptr().cast(), buffer, kept) };
         // SAFETY: as above.
         let end = unsafe { buffer.add(kept) };
@@ -42,13 +41,13 @@ fn write_line(line: Option<&str>, buffer: *mut c_char, len: usize) -> usize {
     line.len()
 }
 
-/// A text that only the simulator gives.
+/// A text that only the simulator returns.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_identify() -> *const c_char {
     IDENTITY.as_ptr()
 }
 
-/// Forgets counts, the log, faults and reports. What is alive stays alive.
+/// Clears counts, the log, faults and reports. Live objects are unaffected.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_reset() {
     fault::reset(table::exports());
@@ -57,38 +56,38 @@ extern "C" fn simcuda_reset() {
     }
 }
 
-/// How often a function was called; 0 for one that the simulator does not have.
+/// Number of calls of a function; 0 for one that the simulator does not have.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_calls(function: *const c_char) -> u64 {
     let export = name(function).and_then(|name| table::find(&name));
     export.map_or(0, |export| export.calls.load(Ordering::Relaxed))
 }
 
-/// All driver calls.
+/// Number of driver calls.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_calls_total() -> u64 {
     fault::total()
 }
 
-/// Begins a new log of the functions called.
+/// Starts a new log of the functions called.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_call_log_start() {
     fault::start_log();
 }
 
-/// One name of the log; 0 behind its end.
+/// One name of the log; 0 past its end.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_call_log(index: u64, buffer: *mut c_char, len: usize) -> usize {
     write_line(fault::log_line(index as usize), buffer, len)
 }
 
-/// The `nth` next call of a function fails with `code`. 0 if the simulator has no such function.
+/// The `nth` call of a function from now fails with `code`. 0 if the simulator has no such function.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_fail(function: *const c_char, nth: u64, code: u32) -> u64 {
     fail(function, nth, code, true)
 }
 
-/// The same, and a function that releases something does not.
+/// The same, but a releasing function does not release.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_fail_without_effect(function: *const c_char, nth: u64, code: u32) -> u64 {
     fail(function, nth, code, false)
@@ -120,13 +119,13 @@ extern "C" fn simcuda_fail_call(nth: u64, code: u32) {
     );
 }
 
-/// Forgets the faults that have not come yet.
+/// Clears the faults that have not occurred yet.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_fail_clear() {
     fault::disarm();
 }
 
-/// What the program has and has not given back.
+/// What the program has not released.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_live(out: *mut Live) {
     let live = state().map(|state| state.live()).unwrap_or_default();
@@ -136,14 +135,14 @@ extern "C" fn simcuda_live(out: *mut Live) {
     }
 }
 
-/// Modules and libraries that are loaded on a device.
+/// Number of modules and libraries loaded on a device.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_images(device: u64) -> u64 {
     state().map_or(0, |state| state.images(device as usize))
 }
 
-/// Bytes that pools and allocations of this process hold on a GPU of the machine, or on one of its MIG
-/// instances, counted from 1; 0 stands for the whole GPU. For the simulated NVML.
+/// Bytes that pools and allocations of this process hold on a GPU of the machine, or on one of its MIG instances,
+/// counted from 1; 0 means the whole GPU. For the simulated NVML.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_memory_used(gpu: u64, instance: u64) -> u64 {
     let is_meant = |device: &&Device| {
@@ -156,13 +155,13 @@ extern "C" fn simcuda_memory_used(gpu: u64, instance: u64) -> u64 {
     })
 }
 
-/// From this point of the stream on, a range of mapped memory is a block of its own for the sanitizer.
+/// Makes a range of mapped memory a separate block for the sanitizer, from this point of the stream on.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_annotate_allocate(address: u64, bytes: u64, stream: CUstream) -> CUresult {
     annotate(|state| state.annotate_allocate(address, bytes, stream))
 }
 
-/// From this point of the stream on, such a block is none.
+/// Ends such a block at this point of the stream.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_annotate_free(address: u64, bytes: u64, stream: CUstream) -> CUresult {
     annotate(|state| state.annotate_free(address, bytes, stream))
@@ -175,13 +174,13 @@ fn annotate(note: impl FnOnce(&mut State) -> Answer) -> CUresult {
     }
 }
 
-/// How many violations of stream order were seen.
+/// Number of stream-order violations.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_reports() -> u64 {
     state().map_or(0, |state| state.reports.count())
 }
 
-/// One report; 0 behind the last.
+/// One report; 0 past the last.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_report(index: u64, buffer: *mut c_char, len: usize) -> usize {
     state().map_or(0, |state| {

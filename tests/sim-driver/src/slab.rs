@@ -1,6 +1,6 @@
-//! Small blocks outside the pools: measured, those of `cuMemAlloc` up to 1 MiB share 2 MiB of the
-//! device, and the memory goes back with the last of them. Pinned and managed blocks share as well;
-//! that they do so up to the same size is a guess.
+//! Small blocks outside the pools. Measured: those of `cuMemAlloc` up to 1 MiB share 2 MiB of the device, and the
+//! memory is released with the last of them. Pinned and managed blocks also share memory; the same size limit is a
+//! guess.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::export::Answer;
 use crate::memory::Mapping;
 use crate::pool::Runs;
 
-/// What a slab takes from the device.
+/// Size of a slab on the device.
 pub(crate) const SLAB: u64 = 2 << 20;
 
-/// The largest block that shares.
+/// The largest block placed in a slab.
 pub(crate) const LARGEST: u64 = 1 << 20;
 
-/// Blocks lie apart by multiples of this.
+/// Spacing of blocks.
 const GRANULE: u64 = 512;
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Slab {
 pub(crate) struct Slabs(BTreeMap<u64, Slab>);
 
 impl Slabs {
-    /// A place in a slab that is there.
+    /// Takes space from an existing slab.
     pub(crate) fn take(&mut self, context: ContextId, kind: Kind, size: u64) -> Option<u64> {
         let len = size.next_multiple_of(GRANULE);
         let slabs = self.0.iter_mut();
@@ -45,7 +45,7 @@ impl Slabs {
             })
     }
 
-    /// Another slab.
+    /// Adds a slab.
     pub(crate) fn grow(&mut self, context: ContextId, kind: Kind) -> Answer {
         let (mapping, base) = Mapping::allocate_aligned(SLAB, SLAB)?;
         let mut room = Runs::default();
@@ -60,13 +60,13 @@ impl Slabs {
         Ok(())
     }
 
-    /// The memory of the slab that an address is in.
+    /// The memory of the slab that contains an address.
     pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
         let (base, slab) = self.0.range_mut(..=address).next_back()?;
         (address < base + SLAB).then_some(&mut slab.mapping)
     }
 
-    /// Puts a block back; answers the slab's beginning and memory if that was the last.
+    /// Returns a block; yields the slab's base and memory if it was the last.
     pub(crate) fn put(&mut self, address: u64, size: u64) -> Option<(u64, Mapping)> {
         let (&base, slab) = self.0.range_mut(..=address).next_back()?;
         slab.room

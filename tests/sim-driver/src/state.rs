@@ -1,4 +1,4 @@
-//! Everything the driver knows, behind one lock.
+//! The whole state of the driver, behind one lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -29,48 +29,48 @@ use crate::stream::Stream;
 use crate::vmm::Vmm;
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
-/// Whether this process was forked from the one that called `cuInit`: it inherits the memory but not the driver.
+/// Whether this process was forked from one that called `cuInit`: it inherits the memory but not the driver.
 static IS_FORK: AtomicBool = AtomicBool::new(false);
 
-/// The state of the driver. Never held while something blocks or the program's code runs.
+/// The state of the driver. Never locked during blocking waits or callbacks into the program.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) knobs: &'static Knobs,
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: BTreeMap<ContextId, Context>,
-    /// Handles of contexts that are gone; a primary one may be there again.
+    /// Handles of destroyed contexts; a primary one may be live again.
     pub(crate) ended_contexts: FxHashSet<ContextId>,
     pub(crate) streams: FxHashMap<StreamId, Stream>,
-    /// Threads wait for these, each as often as there are such threads.
+    /// Streams that threads wait for, once per thread.
     pub(crate) waited_for: Vec<StreamId>,
     pub(crate) clocks: Clocks,
     pub(crate) events: FxHashMap<EventId, Event>,
     pub(crate) pools: BTreeMap<PoolId, Pool>,
-    /// Pools that are not a device's: the default ones, and those set as current.
+    /// Pools not on a device: the default ones, and those set as current.
     pub(crate) default_at: BTreeMap<Place, PoolId>,
     pub(crate) current_at: BTreeMap<Place, PoolId>,
-    /// Which pool's range begins where.
+    /// Pools by the start of their range.
     pub(crate) ranges: BTreeMap<u64, PoolId>,
-    /// What is not pool memory, by address.
+    /// Memory outside the pools, by address.
     pub(crate) allocations: BTreeMap<u64, Allocation>,
-    /// Memory of the program that is registered, by address.
+    /// Registered memory of the program, by address.
     pub(crate) registrations: BTreeMap<u64, Registration>,
     pub(crate) slabs: Slabs,
-    /// Where managed memory lies.
+    /// Residency of managed memory.
     pub(crate) resident: Resident,
-    /// What was told of managed memory.
+    /// Advice on managed memory.
     pub(crate) hearsay: Hearsay,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
     pub(crate) modules: Modules,
     pub(crate) vmm: Vmm,
     pub(crate) reports: Reports,
-    /// Memory that goes when the queues that might still touch it have got that far.
+    /// Memory that is released once the queues that may access it have reached these marks.
     graveyard: Vec<(Box<dyn Debug + Send>, Vec<Mark>)>,
     next_handle: u64,
 }
 
-/// Makes the driver ready.
+/// Initialises the driver.
 pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
     let state = State {
         knobs,
@@ -98,24 +98,25 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         graveyard: Vec::new(),
         next_handle: 0,
     };
-    // Whoever comes second finds it initialised.
+    // If another thread was first, its state stays.
     let _ = STATE.set(Mutex::new(state));
 }
 
-/// Every call asks whether this is a fork, and process ids would cost it a system call. Children that `clone` makes, and
-/// not `fork`, stay unnoticed.
+/// Detects forks. Every call checks for one, and comparing process ids would cost a system call. Children created by
+/// `clone` instead of `fork` are not detected.
 pub(crate) fn watch_forks() -> Answer {
     extern "C" fn mark() {
         IS_FORK.store(is_initialised(), Ordering::Release);
     }
-    // SAFETY: `mark` reads an atomic and stores to one, which a fork handler may do, and lives as long as this library.
+    // SAFETY: `mark` reads one atomic and stores to another, which a fork handler may do, and lives as long as this
+    // library.
     match unsafe { libc::pthread_atfork(None, None, Some(mark)) } {
         0 => Ok(()),
         _ => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
     }
 }
 
-/// Whether `cuInit` has run here, or in the process this one was forked from.
+/// Whether `cuInit` ran here, or in the process this one was forked from.
 pub(crate) fn is_initialised() -> bool {
     STATE.get().is_some()
 }
@@ -135,7 +136,7 @@ pub(crate) fn state() -> Answer<MutexGuard<'static, State>> {
     Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What a handle is of, so that one kind is never taken for another.
+/// The type of a handle, so that no handle is mistaken for another type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum HandleKind {
     Context = 0xc1,
@@ -154,13 +155,13 @@ pub(crate) enum HandleKind {
 }
 
 impl State {
-    /// A handle that was never used before. Looks like an address, and is none.
+    /// A handle never used before. It looks like an address, but is not one.
     pub(crate) fn new_handle(&mut self, kind: HandleKind) -> u64 {
         self.next_handle += 1;
         ((kind as u64) << 40) + self.next_handle * 16
     }
 
-    /// Gives memory back once nothing that was submitted so far can touch it.
+    /// Releases memory once no submitted work can access it.
     pub(crate) fn bury(&mut self, memory: impl Debug + Send + 'static) {
         let busy = self.streams.values().map(|stream| stream.queue.mark());
         let busy = busy.filter(|mark| !mark.is_reached()).collect();

@@ -1,4 +1,4 @@
-//! Streams: handles, the default streams, and how they are ordered with each other.
+//! Streams: handles, the default streams, and ordering among them.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ops::RangeInclusive;
@@ -15,29 +15,29 @@ use crate::queue::{HostCall, Mark, Queue, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::thread;
 
-/// Greatest to least; smaller is more urgent.
+/// From the greatest to the least priority; smaller numbers are more urgent.
 pub(crate) const PRIORITIES: RangeInclusive<c_int> = -5..=0;
 
 const NON_BLOCKING: c_uint = 1;
 
-/// Whose stream it is.
+/// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Made by `cuStreamCreate`.
+    /// Created by `cuStreamCreate`.
     Explicit,
-    /// The default stream of a context, which runs alone among the blocking streams.
+    /// The default stream of a context, which synchronises with its blocking streams.
     Legacy,
     /// The default stream of one thread in a context.
     PerThread,
 }
 
-/// Whether the program may still name it.
+/// Whether the program may still use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
     Usable,
     /// Destroyed by the program; the queue may still drain.
     Destroyed,
-    /// Its context is gone.
+    /// Its context was destroyed.
     Orphaned,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Whether it takes turns with the legacy stream of its context.
+    /// Whether it synchronises with the legacy stream of its context.
     pub(crate) fn is_blocking(&self) -> bool {
         self.life != Life::Orphaned && self.flags & NON_BLOCKING == 0 && self.kind != Kind::Legacy
     }
@@ -84,8 +84,8 @@ impl State {
         Ok(id)
     }
 
-    /// The stream behind a handle. The default streams belong to the current context and come to
-    /// be when they are first named; explicit ones need no current context.
+    /// The stream of a handle. The default streams belong to the current context and are created on first use; explicit
+    /// ones need no current context.
     pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
         let null_is_per_thread = call.per_thread && handle.is_null();
         if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
@@ -130,8 +130,7 @@ impl State {
         }
     }
 
-    /// Opens a piece of work on a stream: takes its place in the order, after the legacy stream
-    /// or, on that, after all blocking streams.
+    /// Starts a task on a stream: orders it after the legacy stream or, on that, after all blocking streams.
     pub(crate) fn begin(&mut self, id: StreamId) -> Answer<Point> {
         self.refuse_implicit(id)?;
         let stream = self.stream(id)?;
@@ -153,7 +152,7 @@ impl State {
         Ok(self.clocks.tick(id))
     }
 
-    /// `id` comes after everything on `other`.
+    /// Orders `id` after everything on `other`.
     fn wait_for_stream(&mut self, id: StreamId, other: StreamId) -> Answer {
         let past = self.clocks.past(other);
         if let Some(other) = self.streams.get(&other) {
@@ -163,7 +162,7 @@ impl State {
         Ok(())
     }
 
-    /// `id` goes on only when `mark` is reached, and comes after `past`.
+    /// Orders `id` after `past`, and blocks it until `mark` is reached.
     pub(crate) fn wait_for(&mut self, id: StreamId, past: &Past, mark: Mark) -> Answer {
         self.clocks.join(id, past);
         if mark.is_reached() {
@@ -173,8 +172,8 @@ impl State {
         }
     }
 
-    /// The host has synchronised with this: memory that was freed before is anybody's, and pools
-    /// above their threshold that these streams used give some back.
+    /// Records that the host synchronised with this: memory freed before is free for every stream, and pools above
+    /// their threshold that these streams used release some.
     pub(crate) fn observe(&mut self, pasts: &[Past]) {
         for past in pasts {
             self.clocks.synchronise(past);
@@ -184,7 +183,7 @@ impl State {
         self.forget_streams();
     }
 
-    /// The host knows this done, from a query or a copy that returned: for the driver that is no
+    /// Records that the host knows this is done, from a query or a returned copy, which the driver does not count as
     /// synchronisation.
     pub(crate) fn note_observed(&mut self, pasts: &[Past]) {
         for past in pasts {
@@ -213,7 +212,7 @@ impl State {
         self.empty_graveyard();
     }
 
-    /// Streams that nobody can name any more; their queues drain by themselves.
+    /// Makes streams unusable to the program; their queues still drain.
     pub(crate) fn destroy_streams(&mut self, ids: &[StreamId]) {
         for id in ids {
             if let Some(stream) = self.streams.get_mut(id) {
@@ -222,11 +221,11 @@ impl State {
             self.leave_captures(*id);
             self.clocks.retire(*id);
         }
-        // Measured: to destroy a stream that is done is to synchronise with it.
+        // Measured: destroying an idle stream synchronises with it.
         self.end_finished_streams();
     }
 
-    /// What destroyed streams have finished counts as synchronised, without anybody asking.
+    /// Finished work of destroyed streams counts as synchronised without a call.
     pub(crate) fn end_finished_streams(&mut self) {
         let finished = self
             .streams
@@ -255,7 +254,7 @@ impl State {
         self.forget_streams();
     }
 
-    /// The context is gone, and with it what its streams could still do.
+    /// The context was destroyed, and its streams with it.
     pub(crate) fn orphan_streams(&mut self, context: ContextId) {
         let mut pasts = Vec::new();
         for (id, stream) in &mut self.streams {
@@ -265,21 +264,21 @@ impl State {
                 self.clocks.retire(*id);
             }
         }
-        // A destroyed context has waited for its work.
+        // The context's destruction waited for its work.
         for past in &pasts {
             self.clocks.synchronise(past);
         }
         self.free_what_was_left();
         self.forget_streams();
-        // Only what the program made can be named again, to hear that its context is gone.
+        // Only streams created by the program can be named again, and return that the context is destroyed.
         self.streams
             .retain(|_, stream| stream.life != Life::Orphaned || stream.kind == Kind::Explicit);
     }
 }
 
 impl State {
-    /// The streams that have to be done for this one to count as done: on the legacy stream, all
-    /// that take turns with it.
+    /// The streams that must be done for this one to count as done: for the legacy stream, all that synchronise with
+    /// it.
     fn with_blocking(&self, id: StreamId) -> Answer<Vec<StreamId>> {
         let stream = self.stream(id)?;
         let mut all = vec![id];
@@ -292,7 +291,7 @@ impl State {
         Ok(all)
     }
 
-    /// The ends of all work of these streams, and what comes before them.
+    /// The ends of all work on these streams, and their pasts.
     fn ends(&self, streams: &[StreamId]) -> (Vec<Mark>, Vec<Past>) {
         let known = streams.iter().filter_map(|id| self.streams.get(id));
         let marks = known.map(|stream| stream.queue.mark()).collect();
@@ -301,7 +300,7 @@ impl State {
     }
 }
 
-/// Waits for a stream without holding the state, and lets the host have seen it.
+/// Waits for a stream without holding the state lock, and records that the host observed it.
 pub(crate) fn synchronise(handle: CUstream, call: Call) -> Answer {
     let (id, (marks, pasts)) = {
         let mut state = state()?;
@@ -332,7 +331,7 @@ fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
     out.write(to_handle(id))
 }
 
-/// The external flag of waits and records is for captures only.
+/// The external flag of waits and records is valid only in captures.
 pub(crate) fn check_event_flags(flags: c_uint) -> Answer {
     match flags {
         0 => Ok(()),

@@ -6,7 +6,7 @@ use crate::{
     peer, pointer, pool, proc_address, stream, vmm,
 };
 
-/// Every function of the driver that the simulator has.
+/// All simulated driver functions.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
     let files: [&'static [&'static Export]; 13] = [
         alloc::EXPORTS,
@@ -57,8 +57,8 @@ mod tests {
         }
     }
 
-    /// A program built for per-thread default streams calls the twin; without it, it would get
-    /// the other null stream.
+    /// A program built for per-thread default streams calls the twin; without it, the program would get the other null
+    /// stream.
     #[test]
     fn where_the_driver_has_a_twin_the_simulator_has_it_too() {
         for export in exports() {

@@ -1,31 +1,30 @@
-//! What the simulator reads of texts that others wrote, without a driver: for the fuzzing below
-//! `tests/fuzz`. Nothing else is to use it.
+//! The parsers for external text, usable without a driver: for fuzzing in `tests/fuzz` only.
 
 use crate::knobs::Knobs;
 use crate::module;
 use crate::visible::{self, Gpu};
 
-/// How many kernels the bytes of an image have, or the line at which it is refused; 0 if it is no text.
+/// Number of kernels in an image, or the line where it is refused; 0 if it is not text.
 ///
 /// # Errors
 ///
-/// The line.
+/// The line number.
 pub fn kernels(image: &[u8]) -> Result<usize, usize> {
     module::kernels(image)
 }
 
-/// Parts of what the environment sets up.
+/// Part of the settings from the environment.
 #[derive(Debug)]
 pub struct Setup {
     /// Devices of the machine.
     pub devices: usize,
     /// All MIG instances.
     pub instances: usize,
-    /// A line for each value that makes no sense.
+    /// One line for each invalid value.
     pub complaints: Vec<String>,
 }
 
-/// Reads the variables that `look_up` knows.
+/// Reads the settings through `look_up`.
 pub fn knobs(look_up: impl Fn(&str) -> Option<String>) -> Setup {
     let (knobs, complaints) = Knobs::read(look_up);
     Setup {
@@ -35,8 +34,8 @@ pub fn knobs(look_up: impl Fn(&str) -> Option<String>) -> Setup {
     }
 }
 
-/// The devices that a process with this `CUDA_VISIBLE_DEVICES` sees: places in the machine, and of MIG
-/// instances in their device. The machine is UUIDs, each with those of its instances if MIG is on.
+/// The devices that a process with this `CUDA_VISIBLE_DEVICES` sees: the index in the machine, and for a MIG instance
+/// its index in the device. The machine is a list of UUIDs, each with those of its instances if MIG is on.
 #[must_use]
 pub fn visible<'a>(
     value: &str,

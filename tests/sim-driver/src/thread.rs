@@ -1,5 +1,4 @@
-//! What the driver keeps for each thread of the program: its default streams, which end with it, and the contexts that
-//! it has pushed.
+//! Per-thread state of the driver: the default streams, destroyed with the thread, and the context stack.
 //!
 //! As with the real driver this ends after the destructors of thread-local values, which may still call the driver.
 
@@ -15,21 +14,21 @@ use crate::state::{State, check_initialised, state};
 
 struct Thread {
     number: u64,
-    /// The contexts that it has pushed; the last is current.
+    /// The context stack; the last is current.
     contexts: RefCell<Vec<ContextId>>,
 }
 
 thread_local! {
-    /// From a box, or null. No destructor runs for it: that of [`key`] does.
+    /// From a box, or null. It has no destructor; that of [`key`] frees it.
     static OWN: Cell<*mut Thread> = const { Cell::new(null_mut()) };
 }
 
-/// The key whose destructor runs at the end of each thread; `None` if the system has no more of them. Then nothing of
-/// a thread ends.
+/// The key whose destructor runs at the exit of each thread; `None` if the system has none left. Per-thread state is
+/// then never freed.
 fn key() -> Option<libc::pthread_key_t> {
     extern "C" fn end(thread: *mut c_void) {
         OWN.set(null_mut());
-        // SAFETY: from the box of `own`, and the system passes each value once.
+        // SAFETY: from the box in `own`, and the system passes each value once.
         let thread = unsafe { Box::from_raw(thread.cast::<Thread>()) };
         if check_initialised().is_ok()
             && let Ok(mut state) = state()
@@ -55,26 +54,26 @@ fn own<T>(f: impl FnOnce(&Thread) -> T) -> T {
         }));
         OWN.set(thread);
         if let Some(key) = key() {
-            // SAFETY: the key is never deleted. Without room for it the thread's streams stay, which does no harm.
+            // SAFETY: the key is never deleted. If this fails, the thread's streams stay, which is harmless.
             unsafe { libc::pthread_setspecific(key, thread.cast()) };
         }
     }
-    // SAFETY: from a box that only the thread's end drops, and never borrowed mutably.
+    // SAFETY: from a box that is freed only at the thread's exit, and never borrowed mutably.
     f(unsafe { &*OWN.get() })
 }
 
-/// A number for the calling thread.
+/// A number that identifies the calling thread.
 pub(crate) fn number() -> u64 {
     own(|thread| thread.number)
 }
 
-/// The contexts that the calling thread has pushed; the last is current.
+/// The context stack of the calling thread; the last is current.
 pub(crate) fn with_contexts<T>(f: impl FnOnce(&mut Vec<ContextId>) -> T) -> T {
     own(|thread| f(&mut thread.contexts.borrow_mut()))
 }
 
 impl State {
-    /// Measured: the default streams of a thread end with it, as if it had destroyed them.
+    /// Measured: a thread's default streams end with it, as if destroyed.
     fn end_thread(&mut self, thread: u64) {
         let contexts = self.contexts.values_mut();
         let its: Vec<StreamId> = contexts

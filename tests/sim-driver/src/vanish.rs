@@ -1,4 +1,4 @@
-//! An older driver has no symbol for what came later, so neither has the simulator of one.
+//! An older driver lacks newer symbols, and so does a simulator of one.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use crate::knobs::Knobs;
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
 
-/// What the loader runs first.
+/// Run first by the loader.
 extern "C" fn on_load() {
     crate::elf::hide_in_library(on_load as *const c_void, |name| {
         let version = CudaVersion::from_raw(Knobs::get().version);

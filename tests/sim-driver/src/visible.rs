@@ -1,32 +1,32 @@
 //! `CUDA_VISIBLE_DEVICES`: which devices a process sees, and in which order.
 //!
-//! The rules are as H200s with driver 580 answer, and for MIG NVIDIA's guide; what neither says is marked as
-//! a guess. Written apart from the parser of `cuda-mem`, which is compared with this one.
+//! The rules were measured on H200s with driver 580 and, for MIG, follow NVIDIA's guide; what neither covers is marked
+//! as a guess. Written independently of the parser in `cuda-mem`, which is compared with this one.
 
-/// A device of the machine by its names.
+/// Names of a device of the machine.
 #[derive(Debug)]
 pub(crate) struct Gpu {
-    /// A text such as `GPU-9e8d35e3-…`.
+    /// Text such as `GPU-9e8d35e3-…`.
     pub(crate) uuid: String,
-    /// With MIG on, a text such as `MIG-…` for each instance. Their numbers count from 1 here, and each
-    /// has the one compute instance 0.
+    /// With MIG on, text such as `MIG-…` for each instance. Instances are numbered from 1 here, and each has only
+    /// compute instance 0.
     pub(crate) instances: Option<Vec<String>>,
 }
 
-/// One device to show: by its place in the machine, and which instance of it.
+/// A visible device: its index in the machine, and its instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shown {
     pub(crate) gpu: usize,
     pub(crate) instance: Option<usize>,
 }
 
-/// The devices to show.
+/// The visible devices.
 pub(crate) fn visible(value: Option<&str>, machine: &[Gpu]) -> Vec<Shown> {
     let found: Vec<Shown> = match value {
         None => (0..machine.len())
             .filter_map(|gpu| whole(gpu, machine))
             .collect(),
-        // The first item that names no device ends the list.
+        // The first item without a matching device ends the list.
         Some(value) => {
             let by_name = name(value).is_some();
             value
@@ -41,15 +41,15 @@ pub(crate) fn visible(value: Option<&str>, machine: &[Gpu]) -> Vec<Shown> {
     if (1..found.len()).any(|at| found[..at].contains(&found[at])) {
         return Vec::new();
     }
-    // One instance a process. A guess: the first one, and no whole device beside it.
+    // One instance per process. A guess: the first one, and no whole device beside it.
     match found.iter().find(|shown| shown.instance.is_some()) {
         Some(first) => vec![*first],
         None => found,
     }
 }
 
-/// A device as a process sees it that does not ask for an instance: with MIG on, its first one. A guess:
-/// with MIG on and no instance it is not there.
+/// A device seen by a process that does not name an instance: with MIG on, its first one. A guess: with MIG on and no
+/// instance it is not visible.
 fn whole(gpu: usize, machine: &[Gpu]) -> Option<Shown> {
     let instance = match &machine.get(gpu)?.instances {
         None => None,
@@ -59,14 +59,14 @@ fn whole(gpu: usize, machine: &[Gpu]) -> Option<Shown> {
     Some(Shown { gpu, instance })
 }
 
-/// What comes after the beginning of a name. Which of the two it is does not matter.
+/// The rest of a name after either prefix, whichever it is.
 fn name(item: &str) -> Option<&str> {
     item.strip_prefix("GPU-")
         .or_else(|| item.strip_prefix("MIG-"))
 }
 
-/// The one device of that name. Guesses: GPUs and instances are told apart by their digits alone; the older
-/// spelling of instances may be short in its UUID, but not in its numbers.
+/// The only device with that name. Guesses: GPUs and instances differ by their digits alone; the older form of instance
+/// names may abbreviate the UUID, but not the numbers.
 fn find(name: &str, machine: &[Gpu]) -> Option<Shown> {
     let place = name.strip_prefix("GPU-").and_then(|of| of.split_once('/'));
     let mut found = None;
@@ -92,15 +92,15 @@ fn find(name: &str, machine: &[Gpu]) -> Option<Shown> {
     found.flatten()
 }
 
-/// Whether a UUID begins with these digits, small or capital, with dashes wherever. What comes after all of its
-/// digits does not matter.
+/// Whether a UUID starts with these digits, in either case and with dashes anywhere. Anything after all of its digits
+/// is ignored.
 fn begins(uuid: &str, with: &str) -> bool {
     let own = uuid[4..].chars().filter(|c| *c != '-');
     let mut pairs = own.zip(with.chars().filter(|c| *c != '-'));
     !with.is_empty() && pairs.all(|(own, other)| own.eq_ignore_ascii_case(&other))
 }
 
-/// As `strtoul` reads the beginning of a text with base 10, cut to an `int` (measured).
+/// Parses a leading number like `strtoul` with base 10, cut to an `int` (measured).
 fn number(item: &str) -> Option<usize> {
     let item = item.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
     let (sign, digits) = match item.strip_prefix('-') {
@@ -115,7 +115,7 @@ fn number(item: &str) -> Option<usize> {
     }
     let value = match digits[..end].parse::<i128>() {
         Ok(value) if value <= i128::from(u64::MAX) => sign * value,
-        // Out of range it is the largest number, and as an `int` -1.
+        // Out of range yields the largest value, which is -1 as an `int`.
         _ => -1,
     };
     usize::try_from(value as i32).ok()

@@ -1,5 +1,5 @@
-//! The simulated driver that is loaded in this process, whatever it was opened as. Linking it would export
-//! its functions from this library too.
+//! The simulated driver loaded in this process, under whatever name. Linking it would export its functions from this
+//! library too.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -24,11 +24,11 @@ pub(crate) struct Driver {
     init: PFN_cuInit,
     device_count: PFN_cuDeviceGetCount,
     device_attribute: PFN_cuDeviceGetAttribute,
-    /// Not there before CUDA 11.7.
+    /// Absent before CUDA 11.7.
     export_range: Option<PFN_cuMemGetHandleForAddressRange>,
 }
 
-/// A file that is memory, from an offset on.
+/// A file of device memory from an offset on.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) file: OwnedFd,
@@ -45,17 +45,17 @@ fn ok(code: CUresult) -> Answer {
     }
 }
 
-/// Takes a descriptor that the simulator has handed over.
+/// Takes ownership of a descriptor from the simulator.
 fn own(number: c_int) -> Answer<OwnedFd> {
     if number < 0 {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the simulator has made it for this call, and nobody else has it.
+    // SAFETY: the simulator created it for this call, and nothing else holds it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 impl Driver {
-    /// EINVAL without a simulator: then no address is memory of a device.
+    /// EINVAL without a simulator: no address is device memory then.
     pub(crate) fn get() -> Answer<&'static Self> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = DRIVER.get() {
@@ -67,7 +67,7 @@ impl Driver {
 
     fn find() -> Option<Self> {
         let library = loaded_files().iter().find_map(|name| simulator(name))?;
-        /// A function of the simulator, by the type that its name stands for.
+        /// A function of the simulator, with the type that its name implies.
         macro_rules! function {
             ($name:literal) => {{
                 // SAFETY: the handle is open and never closed.
@@ -93,7 +93,7 @@ impl Driver {
         ok((self.check_direct)(start, len))
     }
 
-    /// As much of a range as one file is.
+    /// As much of a range as one file covers.
     pub(crate) fn part(&self, start: u64, len: u64) -> Answer<Part> {
         let (mut number, mut offset, mut part_len) = (-1, 0, 0);
         // SAFETY: the places are valid for a write each.
@@ -114,7 +114,7 @@ impl Driver {
         })
     }
 
-    /// Whether any device has dma-bufs that the host can map.
+    /// Whether the host can map dma-bufs of any device.
     pub(crate) fn has_dma_buf_mmap(&self) -> bool {
         let (mut count, mut value) = (0, 0);
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED;
@@ -136,48 +136,48 @@ impl Driver {
         let place = (&raw mut number).cast::<c_void>();
         let kind = CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: a dma-buf's handle is an `int`, which the place is good for.
+        // SAFETY: a dma-buf's handle is an `int`, and the pointer is valid for one.
         ok(unsafe { export(place, start, len, kind, is_over_pcie.into()) })?;
         own(number)
     }
 }
 
-/// The names of all files that are loaded.
+/// The names of all loaded files.
 fn loaded_files() -> Vec<CString> {
     let mut names: Vec<CString> = Vec::new();
     let data = (&raw mut names).cast::<c_void>();
-    // SAFETY: `visit` keeps to the contract of dl_iterate_phdr, and `data` outlives the call.
+    // SAFETY: `visit` obeys the contract of dl_iterate_phdr, and `data` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), data) };
     names
 }
 
-/// Notes the name of a loaded file.
+/// Records the name of a loaded file.
 extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, names: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr hands in a valid description.
+    // SAFETY: dl_iterate_phdr passes a valid description.
     let name = unsafe { (*info).dlpi_name };
     if !name.is_null() {
-        // SAFETY: a string that lives as long as the call.
+        // SAFETY: a string valid during the call.
         let name = unsafe { CStr::from_ptr(name) }.to_owned();
-        // SAFETY: `loaded_files` hands in such a list, and waits.
+        // SAFETY: `loaded_files` passes such a list, and waits.
         let names = unsafe { &mut *names.cast::<Vec<CString>>() };
         names.push(name);
     }
     0
 }
 
-/// The file of this name, if it is the simulator. Stays open: its functions are used from now on.
+/// The file of this name, if it is the simulator. It stays open, because its functions are used from now on.
 fn simulator(name: &CStr) -> Option<*mut c_void> {
     if name.is_empty() {
         return None;
     }
-    // SAFETY: nothing is loaded that is not yet.
+    // SAFETY: with NOLOAD nothing new is loaded.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;
     }
     // SAFETY: the handle is open.
     if unsafe { libc::dlsym(library, c"simcuda_on_free".as_ptr()) }.is_null() {
-        // SAFETY: gives back what was just opened.
+        // SAFETY: closes what was just opened.
         unsafe { libc::dlclose(library) };
         return None;
     }

@@ -1,19 +1,19 @@
-//! How a function is exported: its type is checked against the bindings.
+//! Exports of functions: their types are checked against the bindings.
 
 use std::ffi::c_int;
 
-/// What a simulated function answers; `Err` carries the errno.
+/// The result of a simulated function; `Err` carries the errno.
 pub(crate) type Answer<T = ()> = Result<T, c_int>;
 
 pub(crate) fn code(answer: Answer) -> c_int {
     answer.err().unwrap_or(0)
 }
 
-/// Writes a result, or refuses a place that is null.
+/// Writes a result, or refuses a null pointer.
 ///
 /// # Safety
 ///
-/// The place is null or valid for one write.
+/// The pointer is null or valid for one write.
 pub(crate) unsafe fn write<T>(place: *mut T, value: T) -> Answer {
     if place.is_null() {
         return Err(libc::EINVAL);
@@ -23,14 +23,14 @@ pub(crate) unsafe fn write<T>(place: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// The errno of the last call of the system.
+/// The errno of the last system call.
 pub(crate) fn last_errno() -> c_int {
     std::io::Error::last_os_error()
         .raw_os_error()
         .unwrap_or(libc::EINVAL)
 }
 
-/// Exports functions that answer 0 or an errno.
+/// Exports functions that return 0 or an errno.
 macro_rules! exports {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]

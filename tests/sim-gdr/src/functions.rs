@@ -21,7 +21,7 @@ unsafe extern "C" fn gdr_open() -> gdr_t {
             if let Some(code) = code {
                 // SAFETY: no preconditions.
                 let place = unsafe { libc::__errno_location() };
-                // SAFETY: the place is this thread's own.
+                // SAFETY: the location belongs to this thread.
                 unsafe { place.write(code) };
             }
             std::ptr::null_mut()
@@ -32,7 +32,7 @@ unsafe extern "C" fn gdr_open() -> gdr_t {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
     let (is_major, is_minor) = Knobs::get().version;
-    // SAFETY: the caller keeps the contract of the library for its pointers; null is not written.
+    // SAFETY: the caller obeys the library's contract for its pointers; null is not written.
     let _ = unsafe { write(major, is_major) };
     // SAFETY: as above.
     let _ = unsafe { write(minor, is_minor) };
@@ -43,11 +43,11 @@ const _: fn(&mut GdrTable) = |table| {
     table.gdr_runtime_get_version = Some(gdr_runtime_get_version);
 };
 
-/// Bytes from one place to another.
+/// Copies bytes.
 ///
 /// # Safety
 ///
-/// Both places are valid for so many bytes.
+/// Both pointers are valid for `size` bytes.
 unsafe fn copy(to: *mut c_void, from: *const c_void, size: usize) {
     // SAFETY: by the contract of this function.
     unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), size) };
@@ -66,7 +66,7 @@ fn map(
     }
     let base = pins::map(owner.addr(), handle.h, size, wanted)?;
     let base = std::ptr::with_exposed_provenance_mut(base as usize);
-    // SAFETY: the caller keeps the contract of the library for its pointers.
+    // SAFETY: the caller obeys the library's contract for its pointers.
     unsafe { write(place, base) }
 }
 
@@ -81,7 +81,7 @@ fn pin(
         return Err(libc::EINVAL);
     }
     let h = pins::pin(owner.addr(), (asked.0, asked.1 as u64), tokens, flags)?;
-    // SAFETY: the caller keeps the contract of the library for its pointers.
+    // SAFETY: the caller obeys the library's contract for its pointers.
     unsafe { write(place, gdr_mh_t { h }) }
 }
 
@@ -108,7 +108,7 @@ exports! {
 
     fn gdr_get_callback_flag(owner: gdr_t, handle: gdr_mh_t, place: *mut c_int) {
         let flag = pins::callback_flag(owner.addr(), handle.h)?;
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(place, flag.into()) }
     }
 
@@ -125,13 +125,13 @@ exports! {
             cycles_per_ms: info.cycles_per_ms,
             bits: info.bits,
         };
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(place, info) }
     }
 
     fn gdr_get_info_v2(owner: gdr_t, handle: gdr_mh_t, place: *mut gdr_info_v2_t) {
         let info = pins::info(owner.addr(), handle.h)?;
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(place, info) }
     }
 
@@ -147,7 +147,7 @@ exports! {
             GDR_MAP_FLAG_REQ_WC_MAPPING => Some(gdr_mapping_type_t::GDR_MAPPING_TYPE_WC),
             GDR_MAP_FLAG_REQ_CACHE_MAPPING => Some(gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING),
             GDR_MAP_FLAG_REQ_DEVICE_MAPPING => Some(gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE),
-            // That it is mapped already is looked at first.
+            // An existing mapping is checked for first.
             _ if pins::check_mapped(handle.h).is_ok() => return Err(libc::EAGAIN),
             _ => return Err(libc::EINVAL),
         };
@@ -162,7 +162,7 @@ exports! {
         handle: gdr_mh_t, to: *mut c_void, from: *const c_void, size: usize
     ) {
         pins::check_mapped(handle.h)?;
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { copy(to, from, size) };
         Ok(())
     }
@@ -171,19 +171,19 @@ exports! {
         handle: gdr_mh_t, to: *mut c_void, from: *const c_void, size: usize
     ) {
         pins::check_mapped(handle.h)?;
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { copy(to, from, size) };
         Ok(())
     }
 
     fn gdr_copy_to_bar(to: *mut c_void, from: *const c_void, size: usize) {
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { copy(to, from, size) };
         Ok(())
     }
 
     fn gdr_copy_from_bar(to: *mut c_void, from: *const c_void, size: usize) {
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { copy(to, from, size) };
         Ok(())
     }
@@ -193,14 +193,14 @@ exports! {
             return Err(libc::EBADF);
         }
         let (is_major, is_minor) = Knobs::get().driver_version;
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(major, is_major) }?;
         // SAFETY: as above.
         unsafe { write(minor, is_minor) }
     }
 
     fn gdr_get_attribute(owner: gdr_t, attribute: gdr_attr_t, place: *mut c_int) {
-        // SAFETY: the caller keeps the contract of the library for its pointers.
+        // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(place, 0) }?;
         let knobs = Knobs::get();
         let is_dma_buf = pins::uses_dma_buf(owner.addr())?;

@@ -1,4 +1,4 @@
-//! What the environment asks for.
+//! Settings from the environment.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -13,18 +13,18 @@ pub(crate) type Version = (c_int, c_int);
 pub(crate) struct Knobs {
     pub(crate) version: Version,
     pub(crate) driver_version: Version,
-    /// Why the module's device does not open.
+    /// The error of opening the module's device.
     pub(crate) open_error: Option<c_int>,
     pub(crate) is_persistent: bool,
-    /// How the platform maps by itself.
+    /// The platform's default kind of mapping.
     pub(crate) mapping: gdr_mapping_type_t,
     pub(crate) missing: Vec<String>,
-    /// Whether dma-bufs are wanted even where the module is.
+    /// Whether dma-bufs are used even if the module is present.
     pub(crate) wants_dma_buf: bool,
 }
 
 impl Knobs {
-    /// The knobs of this process.
+    /// The settings of this process.
     pub(crate) fn get() -> &'static Self {
         static KNOBS: OnceLock<Knobs> = OnceLock::new();
         KNOBS.get_or_init(|| {
@@ -36,7 +36,7 @@ impl Knobs {
         })
     }
 
-    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    /// Reads the settings through `look_up`, with a complaint for each invalid value.
     fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut complaints = Vec::new();
         let read = |name: &str| look_up(name).map(|text| (name.to_owned(), text));
@@ -69,7 +69,7 @@ impl Knobs {
         (knobs, complaints)
     }
 
-    /// Whether the library has another way than the module.
+    /// Whether the library supports an alternative to the module.
     pub(crate) fn knows_dma_buf(&self) -> bool {
         self.version >= (2, 6)
     }
@@ -80,7 +80,7 @@ const ERRNO: &str = "number of an error";
 const SWITCH: &str = "0 or 1";
 const MAPPING: &str = "mapping: wc, cached or device";
 
-/// A value of one of these kinds: a version, or a number and 0.
+/// Parses one of these kinds of values: a version, or a number, which is paired with 0.
 fn wanted_value(wanted: &str, text: &str) -> Option<Version> {
     let number = |text: &str| text.parse::<u16>().ok().map(c_int::from);
     match wanted {

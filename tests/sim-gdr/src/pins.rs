@@ -1,6 +1,6 @@
-//! What is open, pinned and mapped: the library's bookkeeping, and the module's.
+//! Handles, pins and mappings: the bookkeeping of the library and of the module.
 //!
-//! The simulated driver is never called with the table locked: it calls [`on_free`] with its own lock held.
+//! The simulated driver is never called with the table locked, because it calls [`on_free`] with its own lock held.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_ulong};
@@ -17,14 +17,14 @@ use crate::export::Answer;
 use crate::knobs::Knobs;
 use crate::window::Window;
 
-/// A page of the host.
+/// A host page.
 const HOST_PAGE: u64 = 4096;
 
 const NONE: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE;
 const WC: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_WC;
 const CACHING: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING;
 
-/// What is opened. The real library begins with a descriptor too, and programs have looked at it.
+/// An open handle. The real one also starts with a descriptor, and programs have read it.
 #[derive(Debug)]
 #[repr(C)]
 struct Opened {
@@ -37,14 +37,14 @@ struct Opened {
 #[derive(Debug)]
 struct Pin {
     owner: usize,
-    /// What was asked for, and the whole pages around it.
+    /// The requested range, followed by the whole pages around it.
     asked: (u64, u64),
     start: u64,
     len: u64,
-    /// What a mapping of it is.
+    /// The kind of its mapping.
     kind: gdr_mapping_type_t,
     window: Option<Window>,
-    /// The driver took it back.
+    /// Whether the driver revoked it.
     is_invalid: bool,
     dma_buf: Option<OwnedFd>,
 }
@@ -74,7 +74,7 @@ fn pages(start: u64, len: u64, page: u64) -> Answer<(u64, u64)> {
 }
 
 impl Table {
-    /// What a program opened. The module knows the process that did.
+    /// A handle opened by the program. The module knows the process that opened it.
     fn opened(&self, owner: usize) -> Answer<&Opened> {
         let opened = self.opened.get(&owner).ok_or(libc::EINVAL)?;
         if !opened.is_dma_buf && opened.process != std::process::id() {
@@ -105,7 +105,7 @@ impl Table {
 }
 
 impl Pin {
-    /// As the module tells it, which knows better than the library.
+    /// The kind that the module reports, which knows more than the library.
     fn kind_now(&self) -> gdr_mapping_type_t {
         match self.window {
             Some(_) if !self.is_invalid => self.kind,
@@ -113,14 +113,14 @@ impl Pin {
         }
     }
 
-    /// The range of a new mapping of so many bytes.
+    /// The range of a new mapping of `size` bytes.
     fn range_to_map(&self, size: u64) -> Answer<(u64, u64)> {
         let offset = self.asked.0 - self.start;
         let len = size
             .checked_next_multiple_of(HOST_PAGE)
             .ok_or(libc::EINVAL)?;
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        // Neither the module nor a mapping of a file can begin elsewhere than at a page.
+        // Both a mapping by the module and a file mapping must start at a page.
         if self.is_invalid || offset != 0 || len == 0 || !is_inside {
             return Err(libc::EINVAL);
         }
@@ -128,13 +128,13 @@ impl Pin {
     }
 }
 
-/// Why nothing was opened: an errno, if the library leaves one.
+/// Opens a handle. The error is the errno, if the library sets one.
 pub(crate) fn open() -> Result<usize, Option<c_int>> {
     let knobs = Knobs::get();
     let by_module = match knobs.open_error {
         _ if knobs.knows_dma_buf() && knobs.wants_dma_buf => Err(Some(libc::ENOTSUP)),
         Some(code) => Err(Some(code)),
-        // Version 1 of the library does not ask.
+        // Version 1 of the library does not check.
         None if knobs.version >= (2, 0) && knobs.driver_version < (2, 0) => Err(None),
         None => Ok(()),
     };
@@ -144,7 +144,7 @@ pub(crate) fn open() -> Result<usize, Option<c_int>> {
         Err(_) if knobs.knows_dma_buf() && has_dma_buf() => true,
         Err(code) => return Err(code),
     };
-    // Stands for the module's device.
+    // Represents the module's device.
     let device = File::options().read(true).write(true).open("/dev/null");
     let device = device.map_err(|error| error.raw_os_error())?;
     let opened = Box::new(Opened {
@@ -172,7 +172,7 @@ pub(crate) fn close(owner: usize) -> Answer {
     Ok(())
 }
 
-/// Pins memory; the token and the address space are what the first version of the call takes.
+/// Pins memory. The token and the address space are arguments of the call's first version.
 pub(crate) fn pin(
     owner: usize,
     asked: (u64, u64),
@@ -225,7 +225,7 @@ pub(crate) fn pin(
         );
         handle
     };
-    // Later than the entry, so that a free in between is noticed.
+    // After the insertion, so that a concurrent free is noticed.
     if !is_dma_buf && let Err(code) = driver.check_direct(asked.0, asked.1) {
         table().pins.remove(&handle);
         return Err(code);
@@ -237,7 +237,7 @@ pub(crate) fn unpin(owner: usize, handle: c_ulong) -> Answer {
     table().unpin(owner, handle)
 }
 
-/// Maps pinned memory, if the kind is the one that is wanted.
+/// Maps pinned memory, if the mapping is of the wanted kind.
 pub(crate) fn map(
     owner: usize,
     handle: c_ulong,
@@ -276,7 +276,7 @@ pub(crate) fn map(
             pin.window = Some(window);
             Ok(window.base)
         }
-        // The memory went in the meantime.
+        // The memory was freed in the meantime.
         _ => {
             window.unmap()?;
             Err(libc::EAGAIN)
@@ -297,7 +297,7 @@ pub(crate) fn unmap(owner: usize, handle: c_ulong, base: u64, size: usize) -> An
     Ok(())
 }
 
-/// EINVAL unless the memory is mapped, as the library sees it.
+/// EINVAL unless the memory is mapped, according to the library.
 pub(crate) fn check_mapped(handle: c_ulong) -> Answer {
     let table = table();
     let pin = table.pins.get(&handle).ok_or(libc::EINVAL)?;
@@ -328,12 +328,12 @@ pub(crate) fn info(owner: usize, handle: c_ulong) -> Answer<gdr_info_v2_t> {
     })
 }
 
-/// Whether dma-bufs stand in for the module.
+/// Whether dma-bufs replace the module.
 pub(crate) fn uses_dma_buf(owner: usize) -> Answer<bool> {
     Ok(table().opened(owner)?.is_dma_buf)
 }
 
-/// The simulated driver frees memory, and has its own lock. What was pinned for good stays.
+/// Called when the simulated driver frees memory, with its own lock held. Persistent pins stay.
 pub(crate) extern "C" fn on_free(start: u64, len: u64) {
     if Knobs::get().is_persistent {
         return;
@@ -351,13 +351,13 @@ pub(crate) extern "C" fn on_free(start: u64, len: u64) {
     }
 }
 
-/// How much is pinned in this process, handles that were invalidated included.
+/// Number of pins in this process, including invalidated ones.
 #[unsafe(no_mangle)]
 extern "C" fn simgdr_pins() -> u64 {
     table().pins.len() as u64
 }
 
-/// How much of that is mapped, as the library sees it.
+/// Number of these that are mapped, according to the library.
 #[unsafe(no_mangle)]
 extern "C" fn simgdr_mappings() -> u64 {
     let table = table();

@@ -1,4 +1,4 @@
-//! Symbols that a library of this version does not have.
+//! Symbols that a library of this version lacks.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ use crate::knobs::{Knobs, Version};
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
 
-/// What the loader runs first. In a program that merely links this crate it does nothing.
+/// Run first by the loader. Does nothing in a program that only links this crate.
 extern "C" fn on_load() {
     crate::elf::hide_in_library(on_load as *const c_void, |name| {
         let knobs = Knobs::get();
@@ -17,7 +17,7 @@ extern "C" fn on_load() {
     });
 }
 
-/// Whether a library of a version has a symbol.
+/// Whether a library of this version has a symbol.
 fn is_of(name: &str, version: Version) -> bool {
     match name {
         "gdr_copy_to_bar" | "gdr_copy_from_bar" => version < (2, 0),

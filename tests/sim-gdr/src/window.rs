@@ -1,4 +1,4 @@
-//! Address space in which memory of a device is mapped.
+//! Address space that maps device memory.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::driver::Part;
 use crate::export::{Answer, last_errno};
 
-/// A mapping. Does not end by itself: its owner is the program, which unmaps it or does not.
+/// A mapping. It is not unmapped when dropped: the program owns it and decides whether to unmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) base: u64,
@@ -18,7 +18,7 @@ fn pointer(address: u64) -> *mut c_void {
 }
 
 impl Window {
-    /// Memory of the module: a child that is forked does not have it.
+    /// Maps memory like the module: a forked child does not inherit it.
     pub(crate) fn new(parts: &[Part]) -> Answer<Self> {
         let len = parts.iter().map(|part| part.len).sum();
         let none = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -40,7 +40,7 @@ impl Window {
         Ok(window)
     }
 
-    /// What a dma-buf is, as any mapping of a file.
+    /// Maps a dma-buf, like any file.
     pub(crate) fn of_file(file: &OwnedFd, offset: u64, len: u64) -> Answer<Self> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let (number, offset) = (file.as_raw_fd(), offset.cast_signed());
@@ -68,7 +68,7 @@ impl Window {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let offset = offset.cast_signed();
-        // SAFETY: the range is of this mapping, which the program only uses by its address.
+        // SAFETY: the range belongs to this mapping, which the program uses only by its address.
         let base = unsafe { libc::mmap(pointer(at), len as usize, access, kind, file, offset) };
         if base == libc::MAP_FAILED {
             return Err(last_errno());
@@ -77,18 +77,18 @@ impl Window {
     }
 
     fn keep_from_children(&self) {
-        // SAFETY: advice about a mapping of ours.
+        // SAFETY: advice on our own mapping.
         unsafe { libc::madvise(pointer(self.base), self.len as usize, libc::MADV_DONTFORK) };
     }
 
-    /// From now on whoever touches it gets SIGBUS: the addresses stay, and there is nothing.
+    /// Later accesses raise SIGBUS: the addresses stay, without memory.
     pub(crate) fn invalidate(&self) {
-        // SAFETY: the name is a literal that ends in a zero.
+        // SAFETY: the name is a zero-terminated literal.
         let number = unsafe { libc::memfd_create(c"cuda-sim-gdr".as_ptr(), libc::MFD_CLOEXEC) };
         if number < 0 {
             return;
         }
-        // SAFETY: the system has just made it for this call.
+        // SAFETY: the system has just created it for this call.
         let nothing = unsafe { OwnedFd::from_raw_fd(number) };
         // A failure leaves the mapping as it is.
         let _ = self.put(self.base, self.len, nothing.as_raw_fd(), 0);
@@ -96,7 +96,7 @@ impl Window {
     }
 
     pub(crate) fn unmap(&self) -> Answer {
-        // SAFETY: the mapping is ours, and the program has said that it uses it no more.
+        // SAFETY: the mapping is ours, and the program has declared that it no longer uses it.
         match unsafe { libc::munmap(pointer(self.base), self.len as usize) } {
             0 => Ok(()),
             _ => Err(last_errno()),

@@ -1,4 +1,4 @@
-//! What the simulated driver of this process holds, if that is loaded.
+//! Memory usage of the simulated driver in this process, if loaded.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,17 +7,17 @@ use std::sync::OnceLock;
 use crate::find::built_library;
 use crate::knobs::Unit;
 
-/// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for all of it.
+/// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for the whole GPU.
 type MemoryUsed = unsafe extern "C" fn(u64, u64) -> u64;
 
 /// Bytes that the process has allocated on a GPU or instance.
 pub(crate) fn used((gpu, instance): Unit) -> u64 {
     let instance = instance.map_or(0, |instance| instance as u64 + 1);
-    // SAFETY: the simulated driver's function, which takes any numbers.
+    // SAFETY: the simulated driver's function, which accepts any numbers.
     function().map_or(0, |function| unsafe { function(gpu as u64, instance) })
 }
 
-/// Looked for again until it is found: the driver may be loaded after this library.
+/// Retried until found, because the driver may be loaded after this library.
 fn function() -> Option<MemoryUsed> {
     static FOUND: OnceLock<MemoryUsed> = OnceLock::new();
     if let Some(found) = FOUND.get() {
@@ -30,7 +30,7 @@ fn function() -> Option<MemoryUsed> {
     if library.is_null() {
         return None;
     }
-    // SAFETY: an open library, and a name that ends in zero.
+    // SAFETY: an open library, and a zero-terminated name.
     let symbol = unsafe { libc::dlsym(library, c"simcuda_memory_used".as_ptr()) };
     if symbol.is_null() {
         return None;

@@ -1,5 +1,4 @@
-//! How a function is exported: its type is checked against the bindings, and calls before the start are
-//! refused.
+//! Exports of functions: their types are checked against the bindings, and calls before initialisation are refused.
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,10 +8,10 @@ use cuda_driver_sys::nvml::{nvmlDevice_t, nvmlReturn_t};
 use crate::knobs::Unit;
 use crate::machine;
 
-/// What a simulated function answers; `Err` carries the code.
+/// The result of a simulated function; `Err` carries the code.
 pub(crate) type Answer<T = ()> = Result<T, nvmlReturn_t>;
 
-/// Starts that were not ended.
+/// Initialisations without a matching shutdown.
 static STARTS: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn start() {
@@ -37,14 +36,14 @@ pub(crate) fn enter(run: impl FnOnce() -> Answer) -> nvmlReturn_t {
     }
 }
 
-/// A C argument as the simulation takes it.
+/// Converts a C argument to the simulation's type.
 pub(crate) trait FromC {
     /// The type in the C signature.
     type C;
 
     /// # Safety
     ///
-    /// A pointer must be null or valid for what NVML says the function does with it.
+    /// A pointer must be null or valid for what the function does with it according to NVML.
     unsafe fn from_c(raw: Self::C) -> Self;
 }
 
@@ -56,7 +55,7 @@ impl FromC for c_uint {
     }
 }
 
-/// A device that a function is asked about.
+/// The device argument of a function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device(nvmlDevice_t);
 
@@ -82,7 +81,7 @@ impl Device {
     }
 }
 
-/// A pointer through which a result is handed back.
+/// An output pointer.
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -122,7 +121,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<c_char> {
-    /// `text` and a final zero, or INSUFFICIENT_SIZE.
+    /// Writes `text` and a final zero, or returns INSUFFICIENT_SIZE.
     pub(crate) fn write_text(&self, room: c_uint, text: &str) -> Answer {
         self.required()?;
         if text.len() >= room as usize {
@@ -133,7 +132,7 @@ impl Out<c_char> {
     }
 }
 
-/// A text that is handed in.
+/// A text argument.
 #[derive(Debug)]
 pub(crate) struct Text(*const c_char);
 
@@ -156,7 +155,7 @@ impl Text {
     }
 }
 
-/// Exports functions that need the start. The types are those of [`FromC`].
+/// Exports functions that need initialisation. The types implement [`FromC`].
 macro_rules! exports {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -165,7 +164,7 @@ macro_rules! exports {
             $($arg: <$ty as $crate::export::FromC>::C),*
         ) -> ::cuda_driver_sys::nvml::nvmlReturn_t {
             $(
-                // SAFETY: the caller keeps the contract of NVML for its pointers.
+                // SAFETY: the caller obeys NVML's contract for its pointers.
                 let $arg = unsafe { <$ty as $crate::export::FromC>::from_c($arg) };
             )*
             $crate::export::enter(|| $body)

@@ -11,7 +11,7 @@ use crate::export::{Device, Out, Text, end, enter, exports, start};
 use crate::knobs::{BAR1, Knobs};
 use crate::machine::{self, handle};
 
-/// The most MIG instances of a GPU.
+/// Maximum number of MIG instances per GPU.
 const MOST_INSTANCES: c_uint = 7;
 
 #[unsafe(no_mangle)]
@@ -175,7 +175,7 @@ exports! {
     }
 }
 
-/// `text` in a place of `ROOM` bytes, the rest of which is zero.
+/// `text` in an array of `ROOM` bytes, padded with zeros.
 fn padded<const ROOM: usize>(text: &str) -> [c_char; ROOM] {
     let mut place = [0; ROOM];
     for (to, byte) in place[..ROOM - 1].iter_mut().zip(text.bytes()) {

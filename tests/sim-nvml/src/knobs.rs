@@ -1,39 +1,39 @@
-//! What the environment asks for.
+//! Settings from the environment.
 
 use std::sync::OnceLock;
 
 /// A GPU, or one of its MIG instances.
 pub(crate) type Unit = (usize, Option<usize>);
 
-/// Bytes of each GPU's BAR1.
+/// Size of each GPU's BAR1.
 pub(crate) const BAR1: u64 = 256 << 30;
 
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Knobs {
     pub(crate) devices: usize,
-    /// Bytes that a GPU can give out.
+    /// Allocatable bytes of a GPU.
     pub(crate) memory: u64,
-    /// Bytes that it keeps for itself beside them.
+    /// Bytes that it reserves in addition.
     pub(crate) reserved: u64,
-    /// As `cuDriverGetVersion` counts.
+    /// In the notation of `cuDriverGetVersion`.
     pub(crate) version: u32,
     pub(crate) used: Vec<(Unit, u64)>,
-    /// Bytes of each GPU's BAR1 that nobody uses.
+    /// Free bytes of each GPU's BAR1.
     pub(crate) bar1_free: u64,
-    /// GPUs with MIG, and how many instances each has.
+    /// GPUs with MIG, and their number of instances.
     pub(crate) mig: Vec<(usize, usize)>,
-    /// GPU or instance, process, and its bytes if they are known.
+    /// GPU or instance, process, and its bytes if known.
     pub(crate) processes: Vec<(Unit, u32, Option<u64>)>,
     pub(crate) compute_mode: Vec<(usize, u32)>,
     pub(crate) lost: Vec<usize>,
     pub(crate) missing: Vec<String>,
-    /// What the start answers instead of succeeding.
+    /// The error that initialisation returns.
     pub(crate) error: Option<u32>,
 }
 
 impl Knobs {
-    /// The knobs of this process.
+    /// The settings of this process.
     pub(crate) fn get() -> &'static Self {
         static KNOBS: OnceLock<Knobs> = OnceLock::new();
         KNOBS.get_or_init(|| {
@@ -45,7 +45,7 @@ impl Knobs {
         })
     }
 
-    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    /// Reads the settings through `look_up`, with a complaint for each invalid value.
     fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut reader = Reader {
             look_up,
@@ -53,7 +53,7 @@ impl Knobs {
         };
         let knobs = Self {
             devices: reader.one("CUDA_SIM_DEVICES", number).unwrap_or(1).min(64),
-            // As the simulated driver's default, which is an H200's.
+            // The default of the simulated driver, which is an H200's.
             memory: reader
                 .one("CUDA_SIM_MEMORY", size)
                 .unwrap_or(150_109_880_320),
@@ -89,7 +89,7 @@ impl Knobs {
         (knobs, reader.complaints)
     }
 
-    /// How many MIG instances a GPU has; `None` without MIG.
+    /// Number of MIG instances of a GPU; `None` without MIG.
     pub(crate) fn instances(&self, gpu: usize) -> Option<usize> {
         let found = self.mig.iter().find(|(index, _)| *index == gpu);
         found.map(|(_, count)| *count)

@@ -1,5 +1,5 @@
-//! The devices, which are those of the simulated driver. What identifies them is written down here once
-//! more: linking that driver would export its functions from this library too. A test compares the two.
+//! The devices, which are those of the simulated driver. Their identity is repeated here, because linking that driver
+//! would export its functions from this library too. A test compares the two.
 
 use cuda_driver_sys::nvml::{
     NVML_MEMORY_V2, nvmlDevice_t, nvmlMemory_v2_t, nvmlProcessInfo_t, nvmlReturn_t,
@@ -9,13 +9,13 @@ use crate::driver;
 use crate::export::Answer;
 use crate::knobs::{Knobs, Unit};
 
-/// The handle of a GPU or instance: never an address, and never null.
+/// The handle of a GPU or instance: never a real address, and never null.
 pub(crate) fn handle((gpu, instance): Unit) -> nvmlDevice_t {
     let instance = instance.map_or(0, |instance| instance + 1);
     std::ptr::without_provenance_mut((gpu + 1) << 8 | instance)
 }
 
-/// What a handle stands for.
+/// The GPU or instance of a handle.
 pub(crate) fn unit(handle: nvmlDevice_t) -> Answer<Unit> {
     let invalid = nvmlReturn_t::NVML_ERROR_INVALID_ARGUMENT;
     let gpu = (handle.addr() >> 8).checked_sub(1).ok_or(invalid)?;
@@ -72,7 +72,7 @@ pub(crate) fn name((gpu, instance): Unit) -> String {
 
 pub(crate) fn memory(unit: Unit) -> nvmlMemory_v2_t {
     let knobs = Knobs::get();
-    // Instances have equal parts of what the GPU can give out.
+    // Instances have equal shares of the GPU's allocatable memory.
     let parts = match unit {
         (gpu, Some(_)) => knobs.instances(gpu).unwrap_or(1).max(1) as u64,
         _ => 1,
@@ -95,7 +95,7 @@ pub(crate) fn processes(unit: Unit) -> Vec<nvmlProcessInfo_t> {
     found
         .map(|(_, pid, bytes)| nvmlProcessInfo_t {
             pid: *pid,
-            // All ones stand for "not known".
+            // All ones mean "unknown".
             usedGpuMemory: bytes.unwrap_or(u64::MAX),
             gpuInstanceId: unit.1.map_or(u32::MAX, |instance| instance as u32),
             computeInstanceId: unit.1.map_or(u32::MAX, |_| 0),

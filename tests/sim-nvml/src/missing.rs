@@ -1,4 +1,4 @@
-//! Symbols that the library lacks, as an older one does.
+//! Symbols that the library lacks, like an older one.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ use crate::knobs::Knobs;
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
 
-/// What the loader runs first. In a program that merely links this crate it does nothing.
+/// Run first by the loader. Does nothing in a program that only links this crate.
 extern "C" fn on_load() {
     let missing = &Knobs::get().missing;
     if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Where the built library lies.
+//! Path of the built library.
 
 use std::path::PathBuf;
 
@@ -6,31 +6,31 @@ use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
 
 use crate::find::built_library;
 
-/// Names the library outright, for programs that cargo did not build beside it.
+/// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";
 
 const FILE: &str = "libnvidia_ml_sim.so";
 
-/// The built library: `$NVML_SIM_LIBRARY`, or beside the running program, or in the target folder that
-/// this crate was built in.
+/// The built library: `$NVML_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate was
+/// built.
 #[must_use]
 pub fn library_path() -> Option<PathBuf> {
     built_library(LIBRARY_VARIABLE, FILE)
 }
 
-/// Lets programs that look for NVML find the simulated one, if this machine has none. For the examples
-/// in documentation: they then run anywhere.
+/// Points programs that look for NVML to the simulated one if this machine has none. For the examples in documentation,
+/// which then run anywhere.
 ///
-/// Does nothing if NVML opens, if `CUDA_DRIVER_SYS_NVML_LIBRARY` is set already, or if the built
-/// library is not found. Otherwise it says so in one line on standard error.
+/// Does nothing if NVML can be opened, if `CUDA_DRIVER_SYS_NVML_LIBRARY` is already set, or if the built library is not
+/// found. Otherwise prints one line to standard error.
 pub fn use_if_no_nvml() {
     let is_set = std::env::var_os(NVML_LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
     if is_set || has_nvml() {
         return;
     }
     if let Some(path) = library_path() {
-        // SAFETY: examples call this first, before there are other threads that could read the
-        // environment; the function's documentation says for whom it is.
+        // SAFETY: examples call this first, before other threads exist that could read the environment; the
+        // documentation restricts it to them.
         unsafe { std::env::set_var(NVML_LIBRARY_VARIABLE, path) };
         eprintln!("no NVML found: using the simulated one");
     }
@@ -38,7 +38,7 @@ pub fn use_if_no_nvml() {
 
 /// Whether the loader finds the real library.
 fn has_nvml() -> bool {
-    // SAFETY: this is NVML's own name, and loading it has no effect but its initialisers'.
+    // SAFETY: this is NVML's own name, and loading it only runs its initialisers.
     let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY) };
     !handle.is_null()
 }
@@ -55,7 +55,7 @@ mod tests {
         let name = "path::tests::the_library_says_in_one_line_that_it_is_used";
         if std::env::var_os(CHILD).is_some() {
             use_if_no_nvml();
-            // The library is named already.
+            // The variable is already set.
             use_if_no_nvml();
             let used = std::env::var_os(NVML_LIBRARY_VARIABLE).is_some();
             println!("used: {used}");

@@ -1,4 +1,4 @@
-//! Programs that differ in seven ways, and a sample of them in which each two ways meet.
+//! Programs that differ in seven dimensions, and a sample that covers each pair of choices.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use cuda_mem::ReusePolicy;
 
 use crate::draws::Draws;
 
-/// Which streams a thread uses.
+/// The streams of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Streams {
     /// One of its own.
     Own,
-    /// The one that all threads share.
+    /// One shared by all threads.
     Shared,
-    /// Two of its own, in turn.
+    /// Two of its own, alternating.
     Turns,
-    /// Four of its own, by chance.
+    /// Four of its own, at random.
     Four,
-    /// One of its own, which is dropped after some operations, and another one made.
+    /// One of its own, dropped and replaced after some operations.
     Passing,
 }
 
-/// How large blocks are, and how many a thread keeps.
+/// Sizes of blocks, and how many of them a thread keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sizes {
     /// 256 B to 16 KiB.
@@ -30,27 +30,27 @@ pub(crate) enum Sizes {
     Mixed,
     /// 256 B to 16 MiB.
     Wide,
-    /// 17 KB to 1 MB, each as likely as any other.
+    /// 17 KB to 1 MB, uniform.
     Middle,
     /// 256 B to 16 KiB in the first half of the program, 1 MiB to 16 MiB in the second.
     SmallThenLarge,
 }
 
-/// What is done with a block.
+/// Work on each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Nothing,
-    /// It is filled.
+    /// A fill.
     Fill,
-    /// A kernel runs for 10 to 200 microseconds.
+    /// A kernel of 10 to 200 microseconds.
     Kernel,
 }
 
-/// How a block is given back.
+/// How a block is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frees {
     SameStream,
-    /// On another stream, which waits for the block's.
+    /// On another stream, which waits for the block's stream.
     OtherStream,
     /// By another thread, on the block's stream.
     OtherThread,
@@ -64,7 +64,7 @@ pub(crate) struct Cell {
     pub(crate) sizes: Sizes,
     pub(crate) work: Work,
     pub(crate) frees: Frees,
-    /// Every 64 operations a thread waits for its stream.
+    /// A thread waits for its stream every 64 operations.
     pub(crate) waits: bool,
     pub(crate) reuse: ReusePolicy,
 }
@@ -94,9 +94,9 @@ const POLICIES: [ReusePolicy; 5] = [
     ReusePolicy::NONE,
 ];
 
-/// A choice in each of the ways.
+/// One choice per dimension.
 type Choices = [usize; 7];
-/// How many choices there are in each.
+/// Number of choices per dimension.
 const LEVELS: Choices = [
     THREADS.len(),
     STREAMS.len(),
@@ -121,8 +121,8 @@ impl Cell {
         }
     }
 
-    /// Whether the policy lets nobody but the stream that freed a block have it again, and that stream is not the
-    /// one which allocates: it can only grow.
+    /// Whether the policy lets only the freeing stream reuse a block, and that stream never allocates: the program can
+    /// only grow.
     pub(crate) fn forbids_reuse(&self) -> bool {
         self.reuse == ReusePolicy::NONE && self.frees == Frees::OtherStream && !self.waits
     }
@@ -152,20 +152,20 @@ impl fmt::Display for Cell {
     }
 }
 
-/// The pairs of choices of two ways that a cell has.
+/// The pairs of choices in two dimensions that a cell covers.
 fn pairs(choices: Choices) -> impl Iterator<Item = (usize, usize, usize, usize)> {
     (0..choices.len()).flat_map(move |one| {
         (one + 1..choices.len()).map(move |other| (one, choices[one], other, choices[other]))
     })
 }
 
-/// So many cells have all pairs of choices.
+/// This many cells cover all pairs of choices.
 pub(crate) const CELLS: usize = 60;
 
-/// So many candidates are drawn for each cell, and the one with the most new pairs is taken.
+/// Candidates drawn for each cell; the one with the most new pairs is taken.
 const CANDIDATES: usize = 200;
 
-/// So many cells, always the same: the first ones have as many pairs of choices as they can. 60 have all.
+/// The first `count` cells, always the same; early ones cover as many pairs of choices as possible. 60 cover all.
 pub(crate) fn cells(count: usize) -> Vec<Cell> {
     let mut draws = Draws::new(1);
     let mut seen = std::collections::BTreeSet::new();
@@ -187,7 +187,7 @@ pub(crate) fn cells(count: usize) -> Vec<Cell> {
     cells
 }
 
-/// How many pairs of choices there are, and how many of them these cells have.
+/// Number of all pairs of choices, and of those that these cells cover.
 pub(crate) fn coverage(count: usize) -> (usize, usize) {
     let all = (0..LEVELS.len()).flat_map(|one| (one + 1..LEVELS.len()).map(move |two| (one, two)));
     let all: usize = all.map(|(one, two)| LEVELS[one] * LEVELS[two]).sum();

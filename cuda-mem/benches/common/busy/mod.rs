@@ -1,4 +1,4 @@
-//! Programs of several threads with work in their streams, over any resource.
+//! Programs of several threads with work on their streams, over any resource.
 
 mod cells;
 
@@ -15,35 +15,35 @@ pub(crate) use cells::{CELLS, Cell, Frees, Sizes, Streams, Work, cells, coverage
 
 const KERNELS: &str = include_str!("../../../../tests/data/kernels.ptx");
 
-/// After so many operations a thread waits, if its program has it wait.
+/// Operations between two waits of a thread, if its program waits.
 const WAIT: usize = 64;
-/// So many blocks are on their way to another thread. What is more is freed by the one that has it.
+/// Maximum number of blocks in transit to another thread. Further ones are freed by their owner.
 const SENT: usize = 8;
-/// After so many operations a passing stream is dropped.
+/// Operations until a passing stream is dropped.
 const STAY: usize = 100;
 
-/// How long a program runs: what comes first.
+/// Length of a program: the limit reached first counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Length {
-    /// Operations of each thread: one block is allocated, and usually one given back.
+    /// Operations of each thread: one block is allocated, and usually one freed.
     pub(crate) operations: usize,
     pub(crate) time: Duration,
 }
 
-/// What a program did.
+/// The results of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     /// Of all threads.
     pub(crate) operations: usize,
-    /// The most bytes that were allocated at a time.
+    /// The peak of allocated bytes.
     pub(crate) asked: u64,
     pub(crate) seconds: f64,
 }
 
 impl Sizes {
-    /// Bytes of the next block.
+    /// Size of the next block.
     fn draw(self, draws: &mut Draws, is_late: bool) -> usize {
-        // As likely in each power of two, from one to below the other.
+        // Log-uniform, from one power of two to below the other.
         let mut log = |from: u32, to: u32| {
             let power = 1_usize << (from + (draws.next() as u32) % (to - from));
             power + draws.next() as usize % power
@@ -58,7 +58,7 @@ impl Sizes {
         }
     }
 
-    /// Blocks that a thread keeps.
+    /// Number of blocks that a thread keeps.
     fn alive(self) -> usize {
         match self {
             Self::Small | Self::Mixed => 32,
@@ -68,7 +68,7 @@ impl Sizes {
     }
 }
 
-/// The bytes that all threads have allocated.
+/// Bytes allocated by all threads.
 #[derive(Debug, Default)]
 struct Asked {
     now: AtomicU64,
@@ -97,7 +97,7 @@ struct Program<'a> {
     begin: Instant,
 }
 
-/// Runs a program over a resource of the device. What it allocated is freed when this returns, and done.
+/// Runs a program over a resource of the device. On return its memory is freed and its work is done.
 pub(crate) fn run(
     device: &Device,
     resource: &Resource,
@@ -148,7 +148,7 @@ struct Thread<'a> {
     program: &'a Program<'a>,
     draws: Draws,
     streams: Vec<Stream>,
-    /// For blocks that are freed on another stream than any of these.
+    /// For blocks freed on a stream other than these.
     side: Stream,
     next: SyncSender<Block>,
     from: Receiver<Block>,
@@ -183,7 +183,7 @@ impl<'a> Thread<'a> {
         })
     }
 
-    /// Answers how many operations there were.
+    /// Returns the number of operations.
     fn run(mut self) -> Result<usize> {
         let Program { cell, length, .. } = *self.program;
         let mut alive: Vec<Block> = Vec::new();
@@ -235,7 +235,7 @@ impl<'a> Thread<'a> {
                 let nanoseconds = 10_000 + self.draws.next() % 190_000;
                 let stream = block.stream().clone();
                 let launch = Launch::over(1, 32);
-                // SAFETY: the kernel takes a number, and touches no memory.
+                // SAFETY: the kernel takes a number, and accesses no memory.
                 unsafe { self.program.spin.launch(&stream, launch, (nanoseconds,)) }?;
             }
         }

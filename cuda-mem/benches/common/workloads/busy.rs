@@ -1,4 +1,4 @@
-//! Threads that give their streams work: every block is filled, and streams run behind.
+//! Threads that submit work to their streams: every block is filled, and streams lag behind.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -14,7 +14,7 @@ const THREADS: usize = 4;
 const PLACES: usize = 8;
 const SYNCHRONIZE_EVERY: usize = 64;
 
-/// A run ends when more than this is reserved, or takes longer.
+/// A run ends when it reserves more than this, or takes longer.
 const MOST_RESERVED: u64 = 60 << 30;
 const LONGEST: Duration = Duration::from_secs(20);
 
@@ -30,7 +30,7 @@ pub(super) fn run<R: Rival>(
     Ok(())
 }
 
-/// What the threads of a run share.
+/// The state shared by the threads of a run.
 struct Shared {
     start: Barrier,
     live: AtomicU64,
@@ -52,7 +52,7 @@ impl Shared {
     }
 }
 
-/// What one thread did.
+/// The results of one thread.
 struct Done {
     operations: usize,
     calls: Duration,
@@ -166,10 +166,10 @@ struct Worker<'a, R: Rival> {
 }
 
 impl<R: Rival> Worker<'_, R> {
-    /// Frees the block of a random place, if there is one, puts a new one there and fills it.
+    /// Frees the block at a random place, if any, puts a new one there and fills it.
     fn operation(&mut self) -> Result<()> {
         let place = self.draws.next() as usize % PLACES;
-        // Each power of two from 256 bytes to 8 MiB as likely, and any size up to the next.
+        // Log-uniform from 256 bytes to 8 MiB, and any size up to the next power of two.
         let least = 256 << (self.draws.next() % 16);
         let bytes = least + self.draws.next() % least;
         if let Some((block, old)) = self.live[place].take() {

@@ -1,4 +1,4 @@
-//! Threads that mix sizes, each on its own stream, with nothing running.
+//! Threads that mix sizes, each on its own stream, without any device work.
 
 use std::sync::Barrier;
 use std::thread;
@@ -40,7 +40,7 @@ pub(super) fn run<R: Rival>(
     Ok(())
 }
 
-/// Million pairs a second of all threads.
+/// Million pairs per second over all threads.
 fn together<R: Rival>(rival: &R, threads: usize, pairs: usize) -> Result<f64> {
     let streams: Result<Vec<R::Stream>> = (0..threads).map(|_| rival.stream()).collect();
     let streams = streams?;
@@ -51,7 +51,7 @@ fn together<R: Rival>(rival: &R, threads: usize, pairs: usize) -> Result<f64> {
             .map(|(seed, stream)| {
                 scope.spawn(move || -> Result<f64> {
                     let mut mix = Mix::new(seed, UP_TO_1_MIB);
-                    // A thread that fails must reach the barrier too, or the others would wait for ever.
+                    // A thread that fails must also reach the barrier, or the others would wait forever.
                     let ready = mix.run(rival, stream, WARM_UP);
                     start.wait();
                     ready?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::mix::Allocator;
 
-/// An allocator with what the workloads need around it.
+/// An allocator, with what the workloads need besides.
 pub(crate) trait Rival: Allocator<Stream: Send + Sync> + Sync {
     fn stream(&self) -> Result<Self::Stream>;
 
@@ -22,18 +22,18 @@ pub(crate) trait Rival: Allocator<Stream: Send + Sync> + Sync {
 
     fn synchronize(&self, stream: &Self::Stream) -> Result<()>;
 
-    /// The most bytes that the allocator has held since it was new.
+    /// The peak of bytes held since the allocator was created.
     fn reserved_peak(&self) -> Result<u64>;
 }
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pair_rounds: usize,
     pairs: usize,
     mixed_pairs: usize,
     mixed_runs: usize,
-    /// Of each thread.
+    /// For each thread.
     busy_operations: [usize; 2],
 }
 
@@ -46,7 +46,7 @@ impl Effort {
         busy_operations: [2000, 20_000],
     };
 
-    /// To see that all of it runs.
+    /// Checks that everything runs.
     pub(crate) const QUICK: Self = Self {
         pair_rounds: 3,
         pairs: 50,
@@ -58,27 +58,27 @@ impl Effort {
 
 pub(crate) const WORKLOADS: [&str; 4] = ["pairs", "mixed", "busy", "gpt2"];
 
-/// One line of the outcome. What a workload does not measure is `None`.
+/// One line of output. Figures that a workload does not measure are `None`.
 #[derive(Default)]
 pub(crate) struct Row {
     workload: &'static str,
     threads: usize,
-    /// Of a block, where all have one size.
+    /// Size of a block, if all have the same.
     bytes: Option<usize>,
-    /// Of all threads together.
+    /// Over all threads.
     operations: usize,
-    /// As many, if nothing stops them.
+    /// The number of operations if nothing stops them.
     planned: usize,
-    /// Of one operation on its thread.
+    /// Time of one operation on its thread.
     ns: Option<f64>,
-    /// The part of `ns` that is spent in the allocator.
+    /// The part of `ns` spent in the allocator.
     call_ns: Option<f64>,
-    /// Of the first pass, on a new allocator.
+    /// In the first pass, on a new allocator.
     first_ns: Option<f64>,
     million_pairs_per_second: Option<f64>,
     asked: Option<u64>,
     reserved: Option<u64>,
-    /// Why the workload ended before its time.
+    /// Why the workload ended early.
     stopped: Option<String>,
 }
 
@@ -107,8 +107,8 @@ impl Row {
     }
 }
 
-/// Runs what is asked for of a subject, each workload on a new allocator, and prints every row as soon as it is
-/// known, as one line of JSON. What fails is a row that says so; then the rest still runs.
+/// Runs the selected workloads of a subject, each on a new allocator, and prints every row as one line of JSON as soon
+/// as it is known. A failed workload prints its error, and the rest still runs.
 pub(crate) fn run_all<R: Rival>(
     subject: &str,
     options: &Options,
@@ -142,9 +142,9 @@ fn print(value: &Value) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// What a program of the comparison was asked for.
+/// The options of a comparison program.
 pub(crate) struct Options {
-    /// One, or all.
+    /// One subject, or all.
     pub(crate) subjects: Vec<String>,
     pub(crate) workload: Option<String>,
     pub(crate) effort: Effort,
@@ -167,7 +167,7 @@ impl Options {
                 "--subject" => subjects = vec![one_of(arguments.next(), known)?],
                 "--workload" => workload = Some(one_of(arguments.next(), &WORKLOADS)?),
                 "--quick" => effort = Effort::QUICK,
-                // What `cargo bench` adds, and what chose this mode.
+                // Passed by `cargo bench`, and the option that selected this mode.
                 "--bench" | "--rivals" => {}
                 other => bail!("there is no option {other}"),
             }

@@ -1,4 +1,4 @@
-//! One block is allocated and freed, over and over.
+//! Allocates and frees one block, over and over.
 
 use std::hint::black_box;
 use std::time::Instant;

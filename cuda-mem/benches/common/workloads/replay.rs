@@ -30,7 +30,7 @@ pub(super) fn run<R: Rival>(
     })
 }
 
-/// Nanoseconds an operation. What is alive at the end is freed, untimed, and the stream synchronised.
+/// Nanoseconds per operation. Blocks live at the end are freed, untimed, and the stream is synchronised.
 fn pass<R: Rival>(rival: &R, stream: &R::Stream, trace: &Trace) -> Result<f64> {
     let mut live: Vec<Option<R::Block>> = Vec::new();
     live.resize_with(trace.slots, || None);

@@ -1,4 +1,4 @@
-//! Memory of cuda-mem used by cudarc, on a stream of cudarc's.
+//! cudarc uses memory of cuda-mem on one of its own streams.
 //!
 //! `cargo run --manifest-path cuda-mem/benches/cudarc/Cargo.toml --example beside`, on a machine with a GPU.
 

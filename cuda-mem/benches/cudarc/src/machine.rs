@@ -1,4 +1,4 @@
-//! What it ran on.
+//! The machine of the measurement.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ pub(crate) struct Machine {
     gpu: String,
     /// The newest CUDA that the driver supports.
     cuda: String,
-    /// The kernel's half of the driver, where it can be asked.
+    /// Version of the driver's kernel module, if available.
     driver: String,
 }
 
-/// cudarc panics where there is no library to open.
+/// Checks for a driver first, because cudarc panics without one.
 pub(crate) fn require_driver() -> Result<()> {
     // SAFETY: opening the driver's library runs its initialisers, which is what this program is for.
     let present = unsafe { sys::is_culib_present() };
@@ -62,7 +62,7 @@ fn cpu() -> String {
         .map_or_else(|| "unknown CPU".to_owned(), |(_, name)| name.to_owned())
 }
 
-/// The version is the first word that is one: `… Kernel Module  580.65.06  Release Build …`.
+/// The first word that is a version: `… Kernel Module  580.65.06  Release Build …`.
 fn kernel_driver() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let is_version = |word: &&str| {

@@ -1,5 +1,5 @@
-//! cudarc's stream-ordered allocations, timed by the loops that time `cuda-mem`: pairs of allocate and free by
-//! size, by many threads, and a recorded training run.
+//! cudarc's stream-ordered allocations, timed by the same loops as `cuda-mem`: pairs of allocate and free by size, by
+//! many threads, and a recorded training run.
 //!
 //! `cargo run --release --manifest-path cuda-mem/benches/cudarc/Cargo.toml [-- --json] [--quick]`. Needs a
 //! driver and no toolkit. `--quick` makes fewer rounds.
@@ -34,7 +34,7 @@ const METHOD: &str = "host time, no kernels, no synchronisation in a timed loop.
      dropping the CudaSlice: the device's default pool with its own settings. Tracking: cudarc's event \
      tracking, which it has on unless it is turned off";
 
-/// What to run, and how long.
+/// How much to run.
 #[derive(Clone, Copy)]
 struct Effort {
     rounds: usize,
@@ -66,7 +66,7 @@ fn run() -> Result<()> {
         match argument.as_str() {
             "--json" => json = true,
             "--quick" => effort.rounds = 5,
-            // What `cargo bench` adds.
+            // Passed by `cargo bench`.
             "--bench" => {}
             other => anyhow::bail!(
                 "there is no option {other}; there are --json, --quick, and --rivals in the first place"
@@ -133,21 +133,21 @@ fn methods(effort: Effort) -> String {
     format!("{METHOD}. Sizes: {pairs}. Threads: {threads}. Replay: {replay}")
 }
 
-/// Everything that was allocated before is freed by now.
+/// All earlier allocations must be freed.
 fn set_tracking(context: &Arc<CudaContext>, on: bool) {
     if on {
-        // SAFETY: no memory is alive whose uses were not tracked.
+        // SAFETY: no memory with untracked uses is live.
         unsafe { context.enable_event_tracking() };
     } else {
-        // SAFETY: no memory here is used on another stream than its own.
+        // SAFETY: memory here is used only on its own stream.
         unsafe { context.disable_event_tracking() };
     }
 }
 
-/// One allocation; freed on its stream when it is dropped.
+/// One allocation; it is freed on its stream when dropped.
 #[inline]
 fn allocate(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>> {
-    // SAFETY: nobody reads the memory, so it does not matter that nothing was written.
+    // SAFETY: the memory is never read, so it need not be initialised.
     Ok(unsafe { stream.alloc::<u8>(bytes) }?)
 }
 

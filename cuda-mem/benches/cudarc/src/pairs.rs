@@ -54,7 +54,7 @@ pub(crate) fn measure(context: &Arc<CudaContext>, effort: Effort) -> Result<Vec<
         .collect()
 }
 
-/// So many pairs.
+/// Runs this many pairs.
 #[inline]
 pub(crate) fn run(stream: &Arc<CudaStream>, bytes: usize, pairs: usize) -> Result<()> {
     for _ in 0..pairs {

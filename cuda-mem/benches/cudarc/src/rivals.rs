@@ -1,4 +1,4 @@
-//! cudarc under the workloads that other allocators run too.
+//! cudarc with the workloads that other allocators run too.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// That of the lock file.
+/// The version in the lock file.
 fn version() -> &'static str {
     let lock = include_str!("../Cargo.lock");
     let after = lock.split_once("name = \"cudarc\"\nversion = \"");
@@ -35,7 +35,7 @@ fn version() -> &'static str {
         .map_or("of unknown version", |(version, _)| version)
 }
 
-/// All of them allocate from the device's one default pool.
+/// All instances allocate from the device's one default pool.
 struct Cudarc {
     context: Arc<CudaContext>,
     pool: CUmemoryPool,
@@ -45,7 +45,7 @@ struct Cudarc {
 unsafe impl Sync for Cudarc {}
 
 impl Cudarc {
-    /// With a pool that holds nothing, as a new one.
+    /// Empties the pool, so that it is like a new one.
     fn new(context: &Arc<CudaContext>) -> Result<Self> {
         context.synchronize()?;
         let mut pool = std::ptr::null_mut();
@@ -54,7 +54,7 @@ impl Cudarc {
         // SAFETY: the default pool lives as long as the process.
         unsafe { sys::cuMemPoolTrimTo(pool, 0) }.result()?;
         let mut from_here = 0_u64;
-        // SAFETY: as above; the attribute is a 64-bit number, and 0 sets the mark back.
+        // SAFETY: as above; the attribute is a 64-bit number, and 0 resets the high-water mark.
         unsafe {
             sys::cuMemPoolSetAttribute(
                 pool,

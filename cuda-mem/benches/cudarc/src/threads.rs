@@ -1,4 +1,4 @@
-//! Many threads at once, each with a stream of its own.
+//! Many threads at once, each with its own stream.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -13,7 +13,7 @@ use crate::{Effort, middle};
 
 const BYTES: usize = 4 << 10;
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-/// The most rounds: with many threads one takes long.
+/// Maximum number of rounds, which take long with many threads.
 const MOST_ROUNDS: usize = 21;
 
 pub(crate) struct Row {
@@ -47,8 +47,8 @@ pub(crate) fn measure(context: &Arc<CudaContext>, effort: Effort) -> Result<Vec<
 fn together(context: &Arc<CudaContext>, threads: usize, effort: Effort) -> Result<f64> {
     let rounds = effort.rounds.min(MOST_ROUNDS);
     let barrier = Barrier::new(threads);
-    // Made before any thread starts: making one can wait for the device, and one that failed would leave
-    // the others at the barrier.
+    // Created before any thread starts: creation can wait for the device, and a failure would leave the others at the
+    // barrier.
     let streams = (0..threads)
         .map(|_| Ok(context.new_stream()?))
         .collect::<Result<Vec<_>>>()?;
@@ -63,7 +63,7 @@ fn together(context: &Arc<CudaContext>, threads: usize, effort: Effort) -> Resul
                     for _ in 0..rounds {
                         barrier.wait();
                         let start = Instant::now();
-                        // Goes on to the barrier after an error, for the same reason.
+                        // Still reaches the barrier after an error, for the same reason.
                         outcome = outcome.and_then(|()| run(stream, BYTES, effort.pairs));
                         spans.push((start, Instant::now()));
                     }

@@ -26,7 +26,7 @@ pub struct GdrKernelInfo {
 }
 
 impl GdrKernelInfo {
-    /// `None` if there is no such module, or it tells nothing.
+    /// `None` if the module is absent or reports nothing.
     pub(super) fn read() -> Result<Option<Self>> {
         Self::read_from(Path::new(FOLDER))
     }
@@ -39,7 +39,7 @@ impl GdrKernelInfo {
         Ok(Some(Self::parse(&params, count.as_deref())))
     }
 
-    /// `Name: value` a line, and a number.
+    /// Parses one `Name: value` per line, and the number of pins.
     fn parse(params: &str, count: Option<&str>) -> Self {
         let mut facts = Self {
             pinned: count.and_then(|count| count.trim().parse().ok()),

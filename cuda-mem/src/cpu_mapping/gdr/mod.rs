@@ -1,4 +1,4 @@
-//! gdrcopy: its library, opened once, and what it pins and maps.
+//! gdrcopy: its library, opened once, and its pinned mappings.
 
 mod kernel;
 mod pinned;
@@ -16,7 +16,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::{Lock, LockedOnce};
 use crate::driver::raw;
 
-/// The library of [gdrcopy](https://github.com/NVIDIA/gdrcopy), open on its kernel module. A cheap handle.
+/// The library of [gdrcopy](https://github.com/NVIDIA/gdrcopy), open on its kernel module. A cheap handle to copy.
 ///
 /// ```
 /// use cuda_mem::ErrorKind;
@@ -32,34 +32,34 @@ use crate::driver::raw;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// [`CpuMapping`](crate::cpu_mapping::CpuMapping)s use it by themselves. It stays open until the process ends. It
-/// cannot be used in a fork.
+/// [`CpuMapping`](crate::cpu_mapping::CpuMapping)s load it on their own. It stays open until the process exits, and
+/// cannot be used in a forked child.
 #[derive(Clone, Copy)]
 pub struct Gdr(&'static Open);
 
 struct Open {
     library: &'static GdrLibrary,
     handle: Lock<Handle>,
-    /// Where it was opened; a fork has nothing of it.
+    /// The process that opened it; a forked child has no copy.
     process: u32,
 }
 
 /// The library's state, which only one thread may use at a time.
 struct Handle(gdr_t);
 
-// SAFETY: the library's state is not tied to a thread; the lock around it lets one in at a time.
+// SAFETY: the library's state is not tied to a thread, and the lock around it admits one at a time.
 unsafe impl Send for Handle {}
 
 impl Gdr {
-    /// Opens the library, and with it the kernel module. Later calls return the same at once; after a failure they
-    /// try again.
+    /// Opens the library and its kernel module. Later calls return the same handle at once; after a failure they try
+    /// again.
     ///
-    /// `CUDA_DRIVER_SYS_GDR_LIBRARY` may name another library to open.
+    /// `CUDA_DRIVER_SYS_GDR_LIBRARY` names a different library to open.
     ///
     /// # Errors
     ///
-    /// [`GdrMissing`](ErrorKind::GdrMissing) says what is missing: the library, with everything that was tried, or
-    /// the device of the kernel module, with what to do.
+    /// [`GdrMissing`](ErrorKind::GdrMissing) names what is missing: the library, with everything that was tried, or the
+    /// kernel module's device, with the remedy.
     #[doc(alias = "gdr_open")]
     pub fn load() -> Result<Self> {
         static OPEN: LockedOnce<Open> = LockedOnce::new();
@@ -105,17 +105,17 @@ impl Gdr {
             ));
         }
         let handle = self.handle()?;
-        // SAFETY: the handle is open, and this thread has it alone.
+        // SAFETY: the handle is open, and this thread holds its lock.
         let (major, minor) = unsafe { raw::gdr::driver_version(self.table(), handle.0) }?;
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Whether mappings outlive their memory: reading one after the memory was freed then does not end the process. No
-    /// [`CpuMapping`](crate::cpu_mapping::CpuMapping) lives that long.
+    /// Whether mappings outlive their memory, so that reading one after the memory is freed does not end the process. A
+    /// [`CpuMapping`](crate::cpu_mapping::CpuMapping) never lives that long.
     ///
     /// # Errors
     ///
-    /// Any error that the library reports; libraries before 2.5 say no.
+    /// Any error that the library reports. Libraries before 2.5 return `false`.
     #[doc(alias = "GDR_ATTR_USE_PERSISTENT_MAPPING")]
     pub fn is_persistent(&self) -> Result<bool> {
         self.attribute(gdr_attr_t::GDR_ATTR_USE_PERSISTENT_MAPPING)
@@ -131,7 +131,7 @@ impl Gdr {
         self.attribute(gdr_attr_t::GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE)
     }
 
-    /// Whether the library maps dma-bufs and does without its kernel module, as one from 2.6 on may.
+    /// Whether the library maps dma-bufs and needs no kernel module, as versions from 2.6 on may.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Gdr {
     /// Features unknown to an older library are reported as absent.
     fn attribute(&self, attribute: gdr_attr_t) -> Result<bool> {
         let handle = self.handle()?;
-        // SAFETY: the handle is open, and this thread has it alone.
+        // SAFETY: the handle is open, and this thread holds its lock.
         match unsafe { raw::gdr::attribute(self.table(), handle.0, attribute) } {
             Err(error)
                 if matches!(
@@ -179,9 +179,9 @@ impl Gdr {
         GdrKernelInfo::read()
     }
 
-    /// The handle, for one thread at a time.
+    /// Locks the handle for this thread.
     fn handle(&self) -> Result<MutexGuard<'static, Handle>> {
-        // The lock knows only of forks after the driver was initialised, and gdrcopy may be used without that.
+        // The lock detects only forks after driver initialisation, and gdrcopy works without that.
         if std::process::id() != self.0.process {
             return Err(Error::forked());
         }
@@ -191,7 +191,7 @@ impl Gdr {
 
 impl Open {
     fn new(library: &'static GdrLibrary) -> Result<Self> {
-        // SAFETY: the library was found to be gdrcopy's.
+        // SAFETY: the library was verified to be gdrcopy's.
         let handle = unsafe { raw::gdr::open(library.table()) }?;
         Ok(Self {
             library,
@@ -210,7 +210,7 @@ impl fmt::Debug for Gdr {
     }
 }
 
-// The table is constant, and the handle behind a lock.
+// The table is constant, and the handle is behind a lock.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Gdr>();

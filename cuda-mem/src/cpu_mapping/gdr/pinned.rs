@@ -1,4 +1,4 @@
-//! Memory that is pinned and mapped through gdrcopy.
+//! Memory pinned and mapped through gdrcopy.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -18,27 +18,26 @@ use crate::driver::raw;
 #[derive(Debug)]
 pub(crate) struct GdrMapping {
     gdr: Gdr,
-    /// `None` when it has ended.
+    /// `None` once closed.
     pinned: Option<gdr_mh_t>,
     /// Null until it is mapped.
     mapped: *mut c_void,
-    /// Bytes that are pinned and mapped: whole pages of the GPU.
+    /// Bytes pinned and mapped: whole GPU pages.
     bytes: usize,
-    /// Where the memory that was asked for begins in it.
+    /// Offset of the requested range in the mapping.
     offset: usize,
     kind: gdr_mapping_type_t,
 }
 
-// SAFETY: what is mapped is the process's, and each call of the library holds its lock.
+// SAFETY: the mapping belongs to the process, not to a thread, and each call of the library holds its lock.
 unsafe impl Send for GdrMapping {}
 
 impl GdrMapping {
-    /// Pins the pages around a range and maps them. `wanted` is the kind of mapping, which fails if it is another;
-    /// 0 takes any.
+    /// Pins the pages around a range and maps them. Fails if the mapping is not of kind `wanted`; 0 accepts any kind.
     ///
     /// # Safety
     ///
-    /// The range is device memory that stays until this is dropped.
+    /// The range is device memory that stays valid until this is dropped.
     pub(crate) unsafe fn new(
         gdr: Gdr,
         (address, bytes): (CUdeviceptr, usize),
@@ -56,7 +55,7 @@ impl GdrMapping {
         let map_flags = GDR_MAP_FLAG_DEFAULT + wanted.0.cast_signed();
         let lock = gdr.handle()?;
         let table = gdr.table();
-        // SAFETY: the handle is open and this thread's alone; the caller vouches for the memory.
+        // SAFETY: the handle is open and this thread holds its lock; the caller guarantees the memory.
         let handle = unsafe { raw::gdr::pin(table, lock.0, (first, whole), flags) }
             .map_err(|error| error.asked(|| format!("{whole} bytes at {first:#x}")))?;
         let mut mapping = Self {
@@ -69,7 +68,7 @@ impl GdrMapping {
         };
         // SAFETY: as above; the handle was pinned just now.
         let mapped = unsafe { raw::gdr::map(table, lock.0, handle, whole, map_flags) };
-        drop(lock); // `mapping` takes it at its end
+        drop(lock); // dropping `mapping` takes it
         mapping.mapped = mapped.map_err(|error| {
             error.asked(|| format!("{whole} bytes, mapped as {}", in_words(wanted)))
         })?;
@@ -77,27 +76,27 @@ impl GdrMapping {
         Ok(mapping)
     }
 
-    /// Where the memory that was asked for is, for loads and stores.
+    /// Host address of the requested range.
     pub(crate) fn start(&self) -> NonNull<u8> {
         // SAFETY: the offset is less than a page, and whole pages are mapped.
         let at = unsafe { self.mapped.cast::<u8>().add(self.offset) };
         NonNull::new(at).unwrap_or(NonNull::dangling())
     }
 
-    /// How it is mapped.
+    /// The kind of the mapping.
     pub(crate) fn kind(&self) -> gdr_mapping_type_t {
         self.kind
     }
 
-    /// What the library tells of it.
+    /// What the library reports about the mapping.
     pub(crate) fn info(&self) -> Result<gdr_info_v2_t> {
         let lock = self.gdr.handle()?;
         let handle = self.pinned.unwrap_or_default();
-        // SAFETY: the handle is open and this thread's alone; the memory is pinned while this lives.
+        // SAFETY: the handle is open and this thread holds its lock; the memory stays pinned while this lives.
         unsafe { raw::gdr::info(self.gdr.table(), lock.0, handle) }
     }
 
-    /// Whether the driver took the memory back.
+    /// Whether the driver revoked the mapping.
     pub(crate) fn is_revoked(&self) -> Result<bool> {
         let lock = self.gdr.handle()?;
         let handle = self.pinned.unwrap_or_default();
@@ -105,7 +104,7 @@ impl GdrMapping {
         unsafe { raw::gdr::callback_flag(self.gdr.table(), lock.0, handle) }
     }
 
-    /// Unmaps and unpins, and says how it went. What was done is not done again.
+    /// Unmaps and unpins, and returns any error. The drop does not repeat it.
     pub(crate) fn close(mut self) -> Result<()> {
         self.end()
     }
@@ -123,10 +122,10 @@ impl GdrMapping {
         let unmapped = if mapped.is_null() {
             Ok(())
         } else {
-            // SAFETY: this is the handle's mapping, and windows are gone or unused when it ends.
+            // SAFETY: this is the handle's mapping, and every `CpuMapping` over it is gone or unused by now.
             unsafe { raw::gdr::unmap(table, lock.0, handle, mapped, self.bytes) }
         };
-        // SAFETY: the handle is not used again. Also after a failure: what is unpinned is not mapped.
+        // SAFETY: the handle is not used again. Also done if unmapping failed: unpinned memory is not mapped.
         let unpinned = unsafe { raw::gdr::unpin(table, lock.0, handle) };
         unmapped.and(unpinned)
     }
@@ -138,7 +137,7 @@ impl Drop for GdrMapping {
     }
 }
 
-/// What the processor does with its accesses.
+/// How the processor treats accesses.
 fn in_words(kind: gdr_mapping_type_t) -> &'static str {
     match kind {
         gdr_mapping_type_t::GDR_MAPPING_TYPE_WC => "write-combining",

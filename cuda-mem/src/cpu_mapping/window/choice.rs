@@ -1,4 +1,4 @@
-//! Which kinds of mapping to try, and in which order: a pure function.
+//! Which kinds of mapping to try, in which order: a pure function.
 
 use std::fmt;
 
@@ -48,9 +48,9 @@ impl CpuMappingInfo {
 /// The decision. For an open mapping, [`CpuMappingChoice::kind`] is its actual kind.
 #[derive(Clone, Debug)]
 pub struct CpuMappingChoice {
-    /// Those that may work, the best first.
+    /// The kinds that may work, the best first.
     pub(super) candidates: Vec<CpuMappingKind>,
-    /// The others, with the reason.
+    /// The rejected kinds, with the reason.
     pub(super) left_out: Vec<(CpuMappingKind, CpuMappingReason)>,
 }
 
@@ -109,13 +109,13 @@ impl CpuMappingChoice {
         &self.left_out
     }
 
-    /// The first candidate was tried and failed.
+    /// Rejects a candidate that was tried and failed.
     pub(super) fn leave_out(&mut self, kind: CpuMappingKind, reason: CpuMappingReason) {
         self.candidates.retain(|other| *other != kind);
         self.left_out.push((kind, reason));
     }
 
-    /// The first candidate is the one.
+    /// Settles on the first candidate.
     pub(super) fn take(&mut self) {
         let others = self.candidates.split_off(self.candidates.len().min(1));
         let others = others.into_iter();
@@ -254,10 +254,10 @@ mod tests {
                         assert!(!choice.candidates.contains(&kind), "{kind} is refused");
                     }
                 }
-                // Copies go wherever they are not refused.
+                // Copies are a candidate unless refused.
                 let copies = !options.refused.contains(&CpuMappingKind::Copies);
                 assert_eq!(choice.candidates.contains(&CpuMappingKind::Copies), copies);
-                // A preference is kept if it is possible at all.
+                // A preference is honoured wherever it is possible.
                 if let Some(wish) = options.preferred.first()
                     && choice.candidates.contains(wish)
                 {

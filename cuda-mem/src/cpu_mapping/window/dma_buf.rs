@@ -1,4 +1,4 @@
-//! Dma-bufs that are mapped for the processor.
+//! Dma-bufs mapped for the processor.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ pub(super) struct DmaBufMapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping is the process's, and not tied to a thread.
+// SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for DmaBufMapping {}
 
 impl DmaBufMapping {
@@ -31,8 +31,8 @@ impl DmaBufMapping {
         let (descriptor, offset, bytes) =
             gpu_direct::descriptor(context, address, bytes, over_pcie)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the system chooses: nothing that is there changes. The descriptor is not needed
-        // any more once it is mapped.
+        // SAFETY: a new mapping at an address of the system's choice; no existing memory changes. It does not need the
+        // descriptor once made.
         let mapped = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -52,13 +52,13 @@ impl DmaBufMapping {
         Ok(Self { at, offset, bytes })
     }
 
-    /// Where the range begins, for loads and stores.
+    /// Host address of the range.
     pub(super) fn start(&self) -> NonNull<u8> {
         // SAFETY: the offset is less than a page, and whole pages are mapped.
         unsafe { self.at.add(self.offset) }
     }
 
-    /// In a fork, which has no such mapping, another may be at its address by now.
+    /// A forked child has no such mapping, and may have another at its address by now.
     pub(super) fn close(self) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
@@ -68,7 +68,7 @@ impl DmaBufMapping {
     }
 
     fn unmap(&self) -> Result<()> {
-        // SAFETY: this mapping is our own, and what looks at it ends before it.
+        // SAFETY: this mapping is our own, and everything that uses it ends first.
         unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes) }
             .map_err(|errno| Error::errno("munmap", errno.raw_os_error()))
     }

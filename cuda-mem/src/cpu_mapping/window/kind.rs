@@ -1,4 +1,4 @@
-//! The kinds of CPU mapping, and why one is not taken.
+//! The kinds of CPU mapping, and the reasons against each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -76,19 +76,18 @@ pub enum CpuMappingReason {
     Refused,
     /// It is for host memory, and this is device memory.
     MemoryOfDevice,
-    /// Host threads have no access to this host memory; accessing it would end the process.
+    /// Host threads have no access to this host memory; an access would end the process.
     NoAccess,
     /// It is for device memory, and this is host memory.
     MemoryOfHost,
     /// Managed memory migrates.
     ManagedMemory,
-    /// The driver says that others cannot reach this memory (pool memory before CUDA 13.4, and mapped memory that was
-    /// not made for it).
+    /// The driver reports that third parties cannot access this memory (pool memory before CUDA 13.4, and mapped memory
+    /// not created for it).
     NotGpuDirect,
-    /// The block shares pages of the GPU (64 KiB) with others, and gdrcopy would lose the mapping when one of them is
-    /// freed.
+    /// The block shares GPU pages (64 KiB) with others, and gdrcopy would lose the mapping when one of them is freed.
     SharedPages,
-    /// The devices say that dma-bufs cannot be mapped: attribute 152 of CUDA 13.3 is not there or 0.
+    /// The device reports that dma-bufs cannot be mapped: attribute 152 of CUDA 13.3 is missing or 0.
     NoDmaBufMapping,
     /// The back end cannot guarantee the requested kind of mapping.
     NoSuchMapping,

@@ -1,4 +1,4 @@
-//! Memory that is suitable for a CPU mapping.
+//! Memory suitable for a CPU mapping.
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute as Attribute;
@@ -13,12 +13,12 @@ use crate::memory::buffer::{DeviceBuffer, bytes_of};
 use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resource};
 use crate::stream::Stream;
 
-/// Smaller blocks share pages of the device with others.
+/// Smaller blocks share device pages with others.
 const OWN_PAGES: usize = 2 << 20;
 
 impl CpuMappingOptions {
-    /// Allocates memory for a mapping with these options, in the order of the stream. Contents are unspecified. Where
-    /// device memory can be mapped, this is [mapped memory](MappedMemory) that others may access, in pages of its own
+    /// Allocates memory for a mapping with these options, in stream order. Contents are unspecified. Where device
+    /// memory can be mapped, this is [mapped memory](MappedMemory) that third parties may access, in pages of its own
     /// (at least 2 MiB), or memory of a [`DirectResource`] if the device does not support that. Otherwise it is pinned
     /// host memory, which the processor and the devices can both access, write-combining if [requested](Self::mapping).
     /// If that is [refused](Self::refuse), it is memory of a [`DirectResource`].
@@ -66,7 +66,7 @@ impl CpuMappingOptions {
     }
 }
 
-/// Memory that others may map, in pages of its own.
+/// Memory that third parties may map, in pages of its own.
 #[track_caller]
 fn of_device<T: Pod>(device: Device, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
     let bytes = bytes_of::<T>(len)?;

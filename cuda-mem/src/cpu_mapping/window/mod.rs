@@ -101,7 +101,7 @@ use view::{Backend, View};
 ///
 /// Kernels get the buffer from [`buffer`](Self::buffer).
 pub struct CpuMapping<'a, T: Pod> {
-    /// `None` for copies and for empty mappings. Ends before the borrow of the memory.
+    /// `None` for copies and for empty mappings. Unmapped before the borrow of the memory ends.
     view: Option<View>,
     /// Created when the mapping opens if its kind is copies, otherwise on first use.
     copies: RefCell<Option<Staged>>,
@@ -131,7 +131,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.len() * size_of::<T>()
     }
 
-    /// The device's address of the first element.
+    /// Device address of the first element.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.buffer.as_raw() + (self.elements.start * size_of::<T>()) as u64
@@ -180,11 +180,11 @@ impl<T: Pod> CpuMapping<'_, T> {
         }
     }
 
-    /// Loads one element, with one load if its address is a multiple of its size. As [`store`](Self::store).
+    /// Loads one element, with one load if its address is a multiple of its size. Otherwise as [`store`](Self::store).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`store`](Self::store).
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         let offset = self.offset(index, 1)?;
@@ -196,7 +196,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         Ok(value)
     }
 
-    /// Writes elements, the first of them at `start`: streaming stores, or a copy by the driver beyond the
+    /// Writes elements from index `start` on: by streaming stores, or by a driver copy beyond the
     /// [limit](CpuMappingOptions::write_limit). All stores have left the processor when this returns.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.write_bytes_at(self.offset(start, from.len())?, bytemuck::cast_slice(from))
     }
 
-    /// Reads elements, the first of them from `start`: streaming loads, or a copy by the driver beyond the
+    /// Reads elements from index `start` on: by streaming loads, or by a driver copy beyond the
     /// [limit](CpuMappingOptions::read_limit).
     ///
     /// # Errors
@@ -220,7 +220,7 @@ impl<T: Pod> CpuMapping<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`write`](Self::write).
     pub fn write_bytes(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         self.write_bytes_at(self.within(offset, from.len())?, from)
     }
@@ -229,13 +229,13 @@ impl<T: Pod> CpuMapping<'_, T> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`read`](Self::read).
     pub fn read_bytes(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.read_bytes_at(self.within(offset, to.len())?, to)
     }
 
-    /// Returns when everything written has arrived in memory: a load follows the stores, and its result cannot overtake
-    /// them. Does nothing for host memory and for copies.
+    /// Returns when everything written has arrived in memory. It makes one load after the stores, whose result cannot
+    /// overtake them. Does nothing for host memory and for copies.
     ///
     /// # Errors
     ///
@@ -287,7 +287,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         self.view.take().map_or(Ok(()), View::close)
     }
 
-    /// Of elements, in bytes.
+    /// Byte offset of element `start`, if `len` elements from there lie in the mapping.
     #[inline]
     fn offset(&self, start: usize, len: usize) -> Result<usize> {
         match start.checked_add(len) {
@@ -325,7 +325,7 @@ impl<T: Pod> CpuMapping<'_, T> {
 
     fn write_by_copy(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.by_copy(from.len(), |copies| {
-            // SAFETY: the range is inside of the buffer, whose memory is there: the host has seen the work before.
+            // SAFETY: the range is within the buffer, whose memory is valid: the host waited for the earlier work.
             unsafe { copies.write(self.address() + offset as u64, from) }
         })
     }
@@ -337,7 +337,7 @@ impl<T: Pod> CpuMapping<'_, T> {
         })
     }
 
-    /// Nothing is asked of the driver for no bytes.
+    /// Calls the driver only for at least one byte.
     fn by_copy(&self, bytes: usize, copy: impl FnOnce(&mut Staged) -> Result<()>) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -388,8 +388,8 @@ impl<T: Pod> fmt::Debug for CpuMapping<'_, T> {
     }
 }
 
-// What it has is its own or borrowed for itself, and not tied to a thread. Not `Sync`: copies share their staging
-// memory, and two threads that stored to one place would race.
+// Its parts are owned or borrowed exclusively, and not tied to a thread. Not `Sync`: copies share their staging memory,
+// and two threads storing to one element would race.
 const _: () = {
     const fn assert<T: Send>() {}
     assert::<CpuMapping<'_, u8>>();

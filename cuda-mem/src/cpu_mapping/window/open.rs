@@ -1,4 +1,4 @@
-//! Opening: the information is gathered, the choice is made, and what was chosen is tried.
+//! Opening: gathers the information, chooses, and tries what was chosen.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -35,7 +35,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
     ) -> Result<Self> {
         let elements = elements(buffer.len(), options)?;
         let bytes = elements.len() * size_of::<T>();
-        // What no bytes have.
+        // The kind of an empty mapping.
         let copies = CpuMappingOptions::new().only([CpuMappingKind::Copies]);
         let mut window = Self {
             view: None,
@@ -46,7 +46,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
             write_limit: usize::MAX,
             read_limit: usize::MAX,
         };
-        // Before anything fails, because the window's end is told as well.
+        // Before anything can fail, because the drop removes it.
         ledger::insert(window.item());
         window.wait()?;
         if bytes > 0 {
@@ -61,7 +61,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         Ok(window)
     }
 
-    /// For everything that uses the buffer. Nobody's capture is disturbed.
+    /// Waits for everything that uses the buffer, without disturbing any capture.
     fn wait(&mut self) -> Result<()> {
         if self.buffer.as_raw() == 0 {
             return Ok(());
@@ -101,7 +101,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         Ok(info)
     }
 
-    /// Takes the first that works.
+    /// Takes the first kind that works.
     fn try_all(
         &mut self,
         bytes: usize,
@@ -135,7 +135,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         let device = self.buffer.stream().device();
         match kind {
             CpuMappingKind::Copies => {
-                // Now, because it might wait for a kernel that later waits for the window.
+                // Created now: later, it might wait for a kernel that waits for this mapping.
                 *self.copies.get_mut() = Some(self.stage()?);
                 Ok(None)
             }
@@ -157,9 +157,9 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
             CpuMappingKind::Gdrcopy => {
                 let gdr = Gdr::load()?;
                 let wanted = wanted(options.mapping);
-                // A library that maps dma-bufs asks the driver for them, which needs one (R166).
+                // A library that maps dma-bufs requests them from the driver, which needs a current context (R166).
                 let current = self.buffer.stream().context().bind()?;
-                // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
+                // SAFETY: the mapping borrows the buffer, whose memory is a device's and stays valid.
                 let mapping =
                     unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
                 drop(current);
@@ -169,23 +169,24 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         }
     }
 
-    /// What the processor does with accesses to this memory of the host: it is cached, unless it was made otherwise.
-    /// What is not pinned was not.
+    /// How the processor treats accesses to this host memory: cached, unless allocated otherwise. Unpinned memory is
+    /// always cached.
     fn host_mapping(&self, device: &Device) -> Result<MappingKind> {
         let Ok(at) = host_pointer(device, self.address()) else {
-            // The try says why.
+            // The attempt reports why.
             return Ok(MappingKind::Cached);
         };
         let combined = HostFlags::WRITE_COMBINED.bits();
         let _current = self.buffer.stream().context().bind()?;
-        // SAFETY: the address is that of memory that the driver knows, and a context is current.
+        // SAFETY: the driver knows the memory at this address, and a context is current.
         match unsafe { raw::host::flags(device.driver().table(), at.as_ptr().cast()) } {
             Ok(flags) if flags & combined != 0 => Ok(MappingKind::WriteCombining),
             _ => Ok(MappingKind::Cached),
         }
     }
 
-    /// As third parties want it, once there is a mapping: it cannot be taken back. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
+    /// Makes copies of the memory synchronous, as third parties require. Done only once a mapping exists, since it
+    /// cannot be undone. Mapped memory does not support it (R168); the mapping's own copies are waited for anyway.
     fn make_copies_wait(&mut self) -> Result<()> {
         match self.buffer.set_sync_memops(true) {
             Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
@@ -194,7 +195,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
     }
 }
 
-/// Those of the options, if the buffer has them.
+/// The range of the options, if it lies in the buffer.
 fn elements(len: usize, options: &CpuMappingOptions) -> Result<Range<usize>> {
     let range = options.range.clone().unwrap_or(0..len);
     if range.start <= range.end && range.end <= len {
@@ -206,26 +207,26 @@ fn elements(len: usize, options: &CpuMappingOptions) -> Result<Range<usize>> {
     )))
 }
 
-/// Whether anything that could be tried takes BAR1: NVML is not asked in vain.
+/// Whether any candidate takes BAR1; NVML is queried only then.
 fn may_take_bar1(info: &CpuMappingInfo, options: &CpuMappingOptions) -> bool {
     let choice = CpuMappingChoice::new(info, options);
     let may_be = |kind| choice.candidates().contains(&kind);
     may_be(CpuMappingKind::DmaBuf) || may_be(CpuMappingKind::Gdrcopy) && Gdr::load().is_ok()
 }
 
-/// What NVML tells, if it is there and knows the device.
+/// What NVML reports, if it is available and knows the device.
 fn bar1_free(device: &Device) -> Option<u64> {
     let nvml = Nvml::load().ok()?;
     let bar1 = device.nvml(&nvml).ok()?.bar1_memory().ok()?;
     Some(bar1.free)
 }
 
-/// Where the host reaches memory of its own that devices have under this address.
+/// Host address of host memory that devices access at this address.
 fn host_pointer(device: &Device, address: CUdeviceptr) -> Result<NonNull<u8>> {
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
     // SAFETY: the attribute is 8 bytes wide.
     let at = unsafe { raw::pointer::wide(device.driver().table(), attribute, address) }?;
-    // The memory is the driver's, and was exposed by it.
+    // The driver owns the memory and exposed its address.
     let at = ptr::with_exposed_provenance_mut(at as usize);
     NonNull::new(at)
         .ok_or_else(|| Error::not_supported(format!("the host has no address for {address:#x}")))

@@ -12,13 +12,14 @@ use crate::mapped::vmm::GrowableBuffer;
 use crate::memory::buffer::DeviceBuffer;
 use crate::placement::PlacedBuffer;
 
-/// Up to this size a store through a mapping is assumed to be faster than a copy by the driver.
+/// Stores of up to this size through a mapping are assumed to be faster than a driver copy.
 ///
-/// From what gdrcopy's authors published: 64 KiB take 6.5 µs, as long as a copy of any such size. This crate's authors
-/// have not measured a direct mapping; `cargo run --release -p cuda-mem --example window -- latency` does.
+/// From the figures of gdrcopy's authors: 64 KiB take 6.5 µs, as long as a driver copy of any size up to that. This
+/// crate's authors have not measured a direct mapping; `cargo run --release -p cuda-mem --example window -- latency`
+/// does.
 pub(super) const WRITE_LIMIT: usize = 64 << 10;
 
-/// The same of loads, which wait for the bus: 4 KiB take 8 µs.
+/// The same for loads, which wait for the bus: 4 KiB take 8 µs.
 pub(super) const READ_LIMIT: usize = 4 << 10;
 
 /// Which kinds of CPU mapping are allowed, and how to open them. The default takes the best available kind.
@@ -99,15 +100,14 @@ impl CpuMappingOptions {
         self
     }
 
-    /// Writes of more bytes are copies by the driver. The default is 64 KiB for device memory, and no limit for host
-    /// memory. `usize::MAX` means no limit.
+    /// Larger writes are driver copies. The default is 64 KiB for device memory, and no limit for host memory.
+    /// `usize::MAX` means no limit.
     pub fn write_limit(mut self, bytes: usize) -> Self {
         self.write_limit = Some(bytes);
         self
     }
 
-    /// Reads of more bytes are copies by the driver. The default is 4 KiB for device memory, and no limit for host
-    /// memory.
+    /// Larger reads are driver copies. The default is 4 KiB for device memory, and no limit for host memory.
     pub fn read_limit(mut self, bytes: usize) -> Self {
         self.read_limit = Some(bytes);
         self
@@ -157,7 +157,7 @@ mod sealed {
     pub trait Buffer {
         type Element: Pod;
 
-        /// It must not be replaced by another one.
+        /// Callers must not replace the buffer.
         fn device_buffer(&mut self) -> &mut DeviceBuffer<Self::Element>;
     }
 }

@@ -1,4 +1,4 @@
-//! Copies by the driver, for what no mapping reaches or what is too large for one.
+//! Driver copies, for memory without a direct mapping and for sizes beyond a limit.
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -9,10 +9,10 @@ use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::stage::Stage;
 
-/// What a window's copies go through, borrowed from the context.
+/// The stage and stream of a mapping's copies, borrowed from the context.
 #[derive(Debug)]
 pub(super) struct Staged {
-    /// `None` only at the end. Ends after the stream, which is a name of the one in it.
+    /// `None` only during the drop. Outlives `stream`, which refers to the stream in it.
     stage: Option<Stage>,
     stream: Stream,
     on_device: bool,
@@ -21,7 +21,7 @@ pub(super) struct Staged {
 impl Staged {
     pub(super) fn new(context: &Context, on_device: bool) -> Result<Self> {
         let stage = context.take_stage()?;
-        // SAFETY: the stage goes back to the context after the last use of this, and lives as long as that.
+        // SAFETY: the stage returns to the context after the last use of this stream, and lives until then.
         let stream = unsafe { Stream::borrow_raw(context, stage.stream(), ()) };
         Ok(Self {
             stage: Some(stage),
@@ -30,13 +30,13 @@ impl Staged {
         })
     }
 
-    /// Returns when it is done.
+    /// Returns when the copy is done.
     ///
     /// # Safety
     ///
-    /// The bytes at `address` are memory that is valid in every stream meanwhile.
+    /// The bytes at `address` stay valid in every stream meanwhile.
     pub(super) unsafe fn write(&mut self, address: CUdeviceptr, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promises.
         let span = unsafe { Span::new(address, from.len(), &self.stream, self.device()) };
         let stage = self.stage.as_mut().map(Stage::bytes_mut);
         match stage.and_then(|stage| stage.get_mut(..from.len())) {
@@ -48,13 +48,13 @@ impl Staged {
         }
     }
 
-    /// Returns when it is done.
+    /// Returns when the copy is done.
     ///
     /// # Safety
     ///
     /// As [`write`](Self::write).
     pub(super) unsafe fn read(&mut self, address: CUdeviceptr, to: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promises.
         let span = unsafe { Span::new(address, to.len(), &self.stream, self.device()) };
         let stage = self.stage.as_mut().map(Stage::bytes_mut);
         match stage.and_then(|stage| stage.get_mut(..to.len())) {
@@ -76,7 +76,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Every copy was waited for.
+        // Every copy has completed.
         if let Some(stage) = self.stage.take() {
             self.stream.context().give_stage(stage);
         }

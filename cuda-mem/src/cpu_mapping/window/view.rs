@@ -1,4 +1,4 @@
-//! Memory that the processor reaches itself, through any back end.
+//! Memory that the processor accesses directly, through any back end.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,22 +12,22 @@ use super::mmio::{self, Routine};
 use crate::base::error::Result;
 use crate::cpu_mapping::gdr::GdrMapping;
 
-/// So many bytes are stored to memory of the host by ordinary stores.
+/// Up to this size, writes to host memory use ordinary stores.
 const CACHED: usize = 64 << 10;
 
-/// Kinds of mappings that this process had: a bit each. With several, stores need the greater fence.
+/// Kinds of mapping that this process has had, one bit each. With several, stores need the full fence.
 static KINDS: AtomicU8 = AtomicU8::new(0);
 
 #[derive(Debug)]
 pub(super) enum Backend {
-    /// It is the host's, at this address.
+    /// Host memory at this address.
     Host(NonNull<u8>, MappingKind),
     #[cfg(target_os = "linux")]
     DmaBuf(DmaBufMapping),
     Gdr(GdrMapping),
 }
 
-/// So many bytes, and how they are reached. Dropping it ends the mapping.
+/// A mapped range and its back end. Dropping it unmaps.
 #[derive(Debug)]
 pub(super) struct View {
     at: NonNull<u8>,
@@ -36,8 +36,8 @@ pub(super) struct View {
     routine: Routine,
 }
 
-// SAFETY: addresses of the process's own, which are not tied to a thread. Who uses them is decided by the window,
-// which does not let two threads in.
+// SAFETY: the addresses belong to the process, not to a thread. The `CpuMapping` controls their use and admits one
+// thread at a time.
 unsafe impl Send for View {}
 
 impl View {
@@ -58,7 +58,7 @@ impl View {
         view
     }
 
-    /// What the processor does with accesses.
+    /// How the processor treats accesses.
     pub(super) fn kind(&self) -> MappingKind {
         match &self.backend {
             Backend::Host(_, kind) => *kind,
@@ -81,32 +81,33 @@ impl View {
         KINDS.load(Ordering::Relaxed).count_ones() > 1
     }
 
-    /// The address of a range that was found to be inside.
+    /// Address of a range that was checked to lie in the mapping.
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         debug_assert!(
             offset
                 .checked_add(bytes)
                 .is_some_and(|end| end <= self.bytes)
         );
-        // SAFETY: callers stay inside of what is mapped.
+        // SAFETY: callers stay within the mapping.
         unsafe { self.at.as_ptr().add(offset) }
     }
 
-    /// Ordinary memory for the processor, where one access more does no harm.
+    /// Whether this is ordinary memory for the processor, where an extra access does no harm.
     fn is_host(&self) -> bool {
         matches!(self.backend, Backend::Host(_, MappingKind::Cached))
     }
 
     pub(super) fn write(&mut self, offset: usize, from: &[u8]) {
         let to = self.at(offset, from.len());
-        // Streaming stores go past the caches: right for what leaves them anyway, slow for a few bytes of the host's.
+        // Streaming stores bypass the caches: right for data that leaves them anyway, slow for a few bytes of host
+        // memory.
         let routine = if self.is_host() && from.len() <= CACHED {
             Routine::Plain
         } else {
             self.routine
         };
-        // SAFETY: the range is inside; a slice of the program does not overlap a mapping, nor memory of the host that a
-        // buffer has for itself; the window has it exclusively but for devices; the fence follows.
+        // SAFETY: the range is inside; a slice of the program overlaps neither a mapping nor host memory that a buffer
+        // owns; the `CpuMapping` has exclusive access except for devices; the fence follows.
         unsafe { mmio::store(routine, to, from.as_ptr(), from.len()) };
         mmio::fence_after_store(Self::is_mixed());
     }
@@ -114,18 +115,18 @@ impl View {
     pub(super) fn read(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len());
         mmio::fence_around_load();
-        // SAFETY: as in `write`; nobody stores through the window while it is borrowed for this.
+        // SAFETY: as in `write`; nothing stores through the mapping while it is borrowed here.
         unsafe { mmio::load(self.routine, to.as_mut_ptr(), from, to.len()) };
         if !self.is_host() {
             mmio::fence_around_load();
         }
     }
 
-    /// One store if the place is a multiple of the size; else of bytes.
+    /// One store if the address is a multiple of the size, otherwise a copy of bytes.
     pub(super) fn store<T: bytemuck::Pod>(&mut self, offset: usize, value: T) {
         let to = self.at(offset, size_of::<T>());
         if to.addr().is_multiple_of(size_of::<T>()) {
-            // SAFETY: as in `write`, and the place is a multiple of the size.
+            // SAFETY: as in `write`, and the address is a multiple of the size.
             unsafe { mmio::store_once(to.cast::<T>(), value) };
             mmio::fence_after_store(Self::is_mixed());
         } else {
@@ -133,13 +134,13 @@ impl View {
         }
     }
 
-    /// One load if the place is a multiple of the size; else of bytes.
+    /// One load if the address is a multiple of the size, otherwise a copy of bytes.
     pub(super) fn load<T: bytemuck::Pod>(&self, offset: usize) -> T {
         let from = self.at(offset, size_of::<T>());
         if from.addr().is_multiple_of(size_of::<T>()) {
-            // SAFETY: as in `read`, and the place is a multiple of the size.
+            // SAFETY: as in `read`, and the address is a multiple of the size.
             let value = unsafe { mmio::load_once(from.cast::<T>()) };
-            // What is loaded next is not older than this.
+            // Later loads must not return older data.
             if self.is_host() {
                 std::sync::atomic::fence(Ordering::Acquire);
             } else {
@@ -152,11 +153,11 @@ impl View {
         value
     }
 
-    /// A load behind the stores: its answer cannot come before they have arrived.
+    /// Loads after the stores: the result cannot arrive before they have.
     pub(super) fn flush(&mut self) {
         mmio::fence_after_store(true);
         if !self.is_host() && self.bytes > 0 {
-            // SAFETY: there is a byte.
+            // SAFETY: there is at least one byte.
             let _arrived: u8 = unsafe { mmio::load_once(self.at(0, 1)) };
             mmio::fence_around_load();
         }

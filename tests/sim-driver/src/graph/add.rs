@@ -1,4 +1,4 @@
-//! Adding nodes, by hand or by recording.
+//! Adds nodes, explicitly or by stream capture.
 
 use cuda_driver_sys::{
     CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
@@ -16,7 +16,7 @@ use crate::state::{State, from_handle, state, to_handle};
 const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 const DEVICE_MEMORY: u32 = 2;
 
-/// What an allocation node asks for, checked as measured.
+/// Checks the parameters of an allocation node, as measured; returns its device.
 fn check_alloc(params: &CUDA_MEM_ALLOC_NODE_PARAMS, state: &State) -> Answer<usize> {
     let props = &params.poolProps;
     let (kind, id) = location_parts(props.location);
@@ -72,7 +72,7 @@ impl State {
         if freed_by.is_some() || is_own && block.freed_elsewhere {
             return Err(INVALID_VALUE);
         }
-        // Measured: an instance makes the frees of a graph final; a graph that is gone has none.
+        // Measured: instantiation makes a graph's frees final, and a destroyed graph cannot get any.
         let owner = self.graphs.graphs.get(&owner).ok_or(INVALID_VALUE)?;
         if is_own && owner.instances > 0 {
             return Err(INVALID_VALUE);
@@ -88,13 +88,13 @@ impl State {
         Ok(node)
     }
 
-    /// Nodes named by the program.
+    /// Nodes passed by the program.
     fn named_nodes(&self, list: In<CUgraphNode>, count: usize) -> Answer<Vec<NodeId>> {
         let nodes = list.read_all(count)?;
         Ok(nodes.into_iter().map(from_handle).collect())
     }
 
-    /// An allocation on a recorded stream.
+    /// Records an allocation on a captured stream.
     pub(crate) fn record_alloc(
         &mut self,
         stream: StreamId,
@@ -108,7 +108,7 @@ impl State {
         Ok(address)
     }
 
-    /// A free on a recorded stream: measured, of graph memory only, and else without any effect.
+    /// Records a free on a captured stream. Measured: only graph memory is accepted; a refused free has no effect.
     pub(crate) fn record_free(&mut self, stream: StreamId, address: u64) -> Answer {
         let (graph, after) = self.recording(stream)?;
         let node = self.add_free(graph, &after, address)?;
@@ -144,7 +144,7 @@ impl State {
         self.record_op(stream, Op::Host(call))
     }
 
-    /// INVALID_VALUE unless the device knows all these bytes, of whatever graph.
+    /// INVALID_VALUE unless the device has memory for all these bytes, in any graph.
     fn check_range(&mut self, address: u64, len: u64) -> Answer {
         if let Some((start, block)) = self.graphs.memory.block(address) {
             let is_inside = address + len <= start + block.size;
@@ -171,7 +171,7 @@ impl State {
     }
 }
 
-/// Adds a node whose kind the parameters tell.
+/// Adds a node of the kind in the parameters.
 fn add_any(
     out: Out<CUgraphNode>,
     graph: CUgraph,
@@ -187,7 +187,7 @@ fn add_any(
     let node = match given.type_ {
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY => state.add_op(graph, Op::Empty, &after)?,
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-            // SAFETY: the caller vouches that the kind says which field is set.
+            // SAFETY: the caller guarantees that the kind says which field is set.
             let wanted = unsafe { given.__bindgen_anon_1.alloc };
             let wanted = CUDA_MEM_ALLOC_NODE_PARAMS {
                 poolProps: wanted.poolProps,
@@ -211,7 +211,7 @@ fn add_any(
             // SAFETY: as above.
             let child = unsafe { given.__bindgen_anon_1.graph };
             let (id, _) = state.named_graph(child.graph)?;
-            // Only a child that is given away is simulated; a copy is refused as with memory.
+            // Only a child whose ownership moves is simulated; a copy is refused, as with memory.
             if child.ownership.0 != 1 || state.knobs.version < 12090 {
                 return Err(NOT_SUPPORTED);
             }
@@ -340,7 +340,7 @@ exports! {
         let (_, _) = state.named_graph(graph)?;
         let _ = state.named_nodes(list, count)?;
         let _ = state.named_graph(child)?;
-        // Measured with memory; a copy of a graph without it is not simulated.
+        // Measured with memory; a copy of a graph without memory is not simulated.
         Err(NOT_SUPPORTED)
     }
 

@@ -1,4 +1,4 @@
-//! Recording streams: who is recorded, and which calls must not come meanwhile.
+//! Stream capture: which streams are captured, and which calls are forbidden meanwhile.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,16 +22,16 @@ const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;
 
 thread_local! {
-    /// What this thread has said about its own calls.
+    /// The capture mode that this thread has set for its own calls.
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// The captures that run.
+/// The active captures.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     active: BTreeMap<CaptureId, Capture>,
     members: FxHashMap<StreamId, Member>,
-    /// Events that were recorded in a capture.
+    /// Events recorded in a capture.
     events: FxHashMap<EventId, (CaptureId, Vec<NodeId>)>,
     next: CaptureId,
 }
@@ -45,7 +45,7 @@ struct Capture {
     is_invalid: bool,
 }
 
-/// A stream that is recorded, and the nodes that its next one comes after.
+/// A captured stream, and the nodes that its next node depends on.
 #[derive(Debug)]
 struct Member {
     capture: CaptureId,
@@ -83,7 +83,7 @@ impl Captures {
 }
 
 impl State {
-    /// Whether a stream is recorded; an error if its capture is lost.
+    /// Whether a stream is captured; an error if its capture was invalidated.
     pub(crate) fn is_recording(&self, stream: StreamId) -> Answer<bool> {
         match self.graphs.captures.status(stream) {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// Where the next node of a recorded stream goes: its graph, and what it comes after.
+    /// The graph of a captured stream, and the dependencies of its next node.
     pub(super) fn recording(&self, stream: StreamId) -> Answer<(GraphId, Vec<NodeId>)> {
         let captures = &self.graphs.captures;
         let member = captures.members.get(&stream).ok_or(INVALID_VALUE)?;
@@ -100,7 +100,7 @@ impl State {
         Ok((capture.graph, member.last.clone()))
     }
 
-    /// Writes work of a recorded stream down.
+    /// Records an operation of a captured stream.
     pub(super) fn record_op(&mut self, stream: StreamId, op: Op) -> Answer {
         let (graph, after) = self.recording(stream)?;
         let node = self.add_op(graph, op, &after)?;
@@ -114,8 +114,8 @@ impl State {
         }
     }
 
-    /// For calls that the driver does not want during a capture: refused, and the captures that
-    /// forbid them are lost. Measured.
+    /// For calls that the driver forbids during a capture: refuses them and invalidates the captures that forbid them.
+    /// Measured.
     pub(crate) fn refuse_while_recording(&mut self) -> Answer {
         let captures = &mut self.graphs.captures;
         if captures.active.is_empty() {
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// For calls that ask or wait for a stream: one that is recorded is lost by it.
+    /// For calls that query or wait for a stream: a captured stream's capture is invalidated.
     pub(crate) fn refuse_on_recorded(&mut self, stream: StreamId) -> Answer {
         if self.graphs.captures.members.contains_key(&stream) {
             self.graphs.captures.invalidate_stream(stream);
@@ -168,7 +168,7 @@ impl State {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// Recorded streams that take turns with a legacy stream, which must not be used then.
+    /// Captured streams that synchronise with a legacy stream, which must not be used meanwhile.
     fn recorded_blocking(&self, legacy: StreamId) -> Vec<StreamId> {
         let context = match self.streams.get(&legacy) {
             Some(stream) if stream.kind == Kind::Legacy => stream.context,
@@ -182,7 +182,7 @@ impl State {
         its.collect()
     }
 
-    /// Refuses the legacy stream while a blocking one is recorded.
+    /// Refuses the legacy stream while a blocking stream is captured.
     pub(crate) fn refuse_implicit(&mut self, stream: StreamId) -> Answer {
         if self.graphs.captures.active.is_empty() {
             return Ok(());
@@ -197,7 +197,7 @@ impl State {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// An event is recorded in a stream. True if the stream is recorded itself.
+    /// An event is recorded in a stream. True if the stream is captured.
     pub(crate) fn record_event(&mut self, event: EventId, stream: StreamId) -> Answer<bool> {
         if !self.is_recording(stream)? {
             self.graphs.captures.events.remove(&event);
@@ -211,7 +211,7 @@ impl State {
         Ok(true)
     }
 
-    /// A stream waits for an event. True if that is part of a capture, or nothing.
+    /// A stream waits for an event. True if the wait is part of a capture or has no effect.
     pub(crate) fn wait_in_capture(
         &mut self,
         stream: StreamId,
@@ -248,7 +248,7 @@ impl State {
         Ok(true)
     }
 
-    /// The host asks an event or waits for it: one of a capture has nothing to say.
+    /// The host queries an event or waits for it, which is refused for one recorded in a capture.
     pub(crate) fn refuse_captured_event(&mut self, event: EventId) -> Answer {
         let captures = &mut self.graphs.captures;
         if let Some((capture, _)) = captures.events.get(&event).cloned()
@@ -264,7 +264,7 @@ impl State {
         self.graphs.captures.events.remove(&event);
     }
 
-    /// A stream goes: with the one that began it, a capture goes too.
+    /// A stream is destroyed. If it is the origin of a capture, the capture ends too.
     pub(crate) fn leave_captures(&mut self, stream: StreamId) {
         let captures = &mut self.graphs.captures;
         let Some(member) = captures.members.remove(&stream) else {
@@ -278,7 +278,7 @@ impl State {
         }
     }
 
-    /// Ends a capture, and answers its graph, which nobody has yet.
+    /// Ends a capture and returns its graph, which has no owner yet.
     fn finish_capture(&mut self, id: CaptureId) -> Option<GraphId> {
         let captures = &mut self.graphs.captures;
         captures.members.retain(|_, member| member.capture != id);
@@ -287,7 +287,7 @@ impl State {
         Some(graph)
     }
 
-    /// Whether every stream of a capture has come back to the one that began it.
+    /// Whether every stream of a capture has joined its origin.
     fn is_joined(&self, id: CaptureId, graph: GraphId, origin: StreamId) -> bool {
         let captures = &self.graphs.captures;
         let (Some(graph), Some(origin)) = (
@@ -406,7 +406,7 @@ exports! {
 
     plain fn cuThreadExchangeStreamCaptureMode(_, mode: Out<CUstreamCaptureMode>) {
         let new = mode.as_input().read()?;
-        // Measured: nobody looks whether there is such a mode.
+        // Measured: the mode is not validated.
         mode.write(CUstreamCaptureMode(MODE.replace(new.0)))
     }
 }

@@ -1,4 +1,4 @@
-//! Instances of graphs, and launching them.
+//! Graph instantiation and launch.
 
 use std::collections::BTreeSet;
 use std::ffi::c_ulonglong;
@@ -16,14 +16,14 @@ use crate::state::{HandleKind, State, state, to_handle};
 const AUTO_FREE: c_ulonglong = 1;
 const NODE_PRIORITY: c_ulonglong = 8;
 
-/// An instance: a graph as it was.
+/// An executable graph: a snapshot of a graph.
 #[derive(Debug)]
 pub(super) struct Exec {
     flags: c_ulonglong,
-    /// The graph and its children: whose memory it allocates.
+    /// The graph and its children, whose memory it allocates.
     pub(super) graphs: Vec<GraphId>,
     ops: Vec<Op>,
-    /// The launches of one instance follow each other, whatever their streams.
+    /// Launches of one executable graph run one after another, whatever their streams.
     last: Option<(Mark, Past)>,
 }
 
@@ -36,7 +36,7 @@ impl Exec {
         allocated.collect()
     }
 
-    /// Blocks that it frees and does not allocate.
+    /// Blocks that it frees but does not allocate.
     fn freed_for_others(&self) -> FxHashSet<u64> {
         let own = self.allocated();
         let freed = self.ops.iter().filter_map(|op| match op {
@@ -48,7 +48,7 @@ impl Exec {
 }
 
 impl State {
-    /// The work of a graph and of those inside it, in an order that its edges allow.
+    /// The operations of a graph and its children, in an order that respects the edges.
     fn flattened(&self, graph: GraphId) -> Vec<Op> {
         let Some(graph) = self.graphs.graphs.get(&graph) else {
             return Vec::new();
@@ -78,7 +78,7 @@ impl State {
             self.check_graph_order(*graph);
         }
         let ops = self.flattened(id);
-        // Measured: without kernels the priority of nodes is forgotten. A guess: with them it is not.
+        // Measured: without kernels the node-priority flag is dropped. A guess: with kernels it is kept.
         let has_kernels = ops.iter().any(|op| matches!(op, Op::Kernel(_)));
         let kept = if has_kernels {
             AUTO_FREE | NODE_PRIORITY
@@ -109,8 +109,8 @@ impl State {
         Ok(())
     }
 
-    /// What a launch needs: nothing of the last one left, unless it may be freed, and everything
-    /// there that it frees for others.
+    /// Checks the conditions of a launch: its blocks from the last launch are freed, unless auto-free is set, and the
+    /// other blocks that it frees are live. Returns the blocks to free automatically.
     fn check_launch(&self, exec: &Exec) -> Answer<Vec<u64>> {
         let is_live = |address: &u64| self.live_graph_block(*address).is_some();
         let left: Vec<u64> = exec.allocated().into_iter().filter(is_live).collect();
@@ -147,8 +147,8 @@ impl State {
         Ok(())
     }
 
-    /// One piece of work. What is not there to be touched is reported and left alone: a real
-    /// device would write over somebody's memory, or stop.
+    /// Submits one operation. If its memory is not live, it is reported and skipped: a real device would overwrite
+    /// other memory, or stop.
     fn perform(&mut self, exec: ExecId, stream: StreamId, op: Op) -> Answer {
         let at = self.clocks.tick(stream);
         let task = match op {
@@ -228,7 +228,7 @@ exports! {
         let mut state = state()?;
         let stream = state.resolve(stream, call)?;
         let (id, _) = state.exec(exec)?;
-        // Measured with memory; without it the driver records a child, which is not simulated.
+        // Measured with memory; without it the driver records a child graph, which is not simulated.
         if state.is_recording(stream)? {
             return state.refuse_on_recorded(stream);
         }

@@ -1,5 +1,4 @@
-//! Graph memory: addresses that are fixed when a node is made, and what a device holds behind
-//! them from the first launch on.
+//! Graph memory: addresses fixed when a node is created, and the device memory behind them from the first launch on.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -16,53 +15,53 @@ use crate::queue::Mark;
 use crate::sanitizer;
 use crate::state::{State, state};
 
-/// More than this is refused when the node is made.
+/// Larger requests are refused when the node is created.
 const LARGEST: u64 = 1 << 46;
 
-/// Addresses, blocks, and what devices hold for them.
+/// Addresses, blocks, and the device memory that backs them.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     spaces: BTreeMap<GraphId, Vec<Region>>,
     blocks: BTreeMap<u64, GraphBlock>,
     backings: Vec<Backing>,
     next_backing: u64,
-    /// The most that was used and reserved on each device.
+    /// High-water marks of used and reserved bytes, per device.
     high: BTreeMap<usize, [u64; 2]>,
 }
 
-/// A piece of a graph's address space.
+/// A region of a graph's address space.
 #[derive(Debug)]
 struct Region {
     mapping: Mapping,
     device: usize,
     len: u64,
-    /// Bytes given out from its beginning.
+    /// Bytes handed out from its start.
     end: u64,
 }
 
-/// What a node allocates.
+/// The block of an allocation node.
 #[derive(Debug)]
 pub(super) struct GraphBlock {
     pub(super) graph: GraphId,
     pub(super) size: u64,
     pub(super) device: usize,
-    /// Rounded up, as it was first given out.
+    /// The rounded size of the address's first block.
     len: u64,
-    /// The node of its own graph that frees it.
+    /// The node in its own graph that frees it.
     pub(super) freed_by: Option<NodeId>,
     pub(super) freed_elsewhere: bool,
     life: Option<Life>,
 }
 
-/// From the launch to the free.
+/// State between the launch and the free.
 #[derive(Debug)]
 struct Life {
     block: Block,
     backing: u64,
 }
 
-/// Device memory behind one instance at a time. Measured: it counts as used until it is trimmed,
-/// and goes on to another instance in the same stream, or when its last work is done.
+/// Device memory behind one executable graph at a time. Measured: it counts as used until trimmed. Another executable
+/// graph takes it over in the same stream, or once its last work is done.
 #[derive(Debug)]
 struct Backing {
     id: u64,
@@ -73,7 +72,7 @@ struct Backing {
     last: (StreamId, Mark),
 }
 
-/// Bytes that a graph takes of one device.
+/// Bytes that a graph takes from one device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Footprint {
     used: u64,
@@ -91,7 +90,7 @@ impl Memory {
         self.blocks.values().filter(|block| block.is_live()).count()
     }
 
-    /// The block that holds an address.
+    /// The block that contains an address.
     pub(super) fn block(&self, address: u64) -> Option<(u64, &GraphBlock)> {
         let (&start, block) = self.blocks.range(..=address).next_back()?;
         (address < start + block.size).then_some((start, block))
@@ -101,7 +100,7 @@ impl Memory {
         self.blocks.get_mut(&start)
     }
 
-    /// The four numbers of a device: used, its high mark, reserved, its high mark.
+    /// A device's counters: used, its high-water mark, reserved, its high-water mark.
     fn numbers(&self, device: usize) -> [u64; 4] {
         let here = self.backings.iter().filter(|it| it.device == device);
         let (used, reserved) = here.fold((0, 0), |sum, it| {
@@ -121,7 +120,7 @@ impl Memory {
         self.high.insert(device, [used, reserved]);
     }
 
-    /// What the graphs of an instance take of each device.
+    /// The bytes that an executable graph's graphs take from each device.
     pub(super) fn footprints(&self, graphs: &[GraphId], chunk: u64) -> BTreeMap<usize, Footprint> {
         let mut all: BTreeMap<usize, Footprint> = BTreeMap::new();
         for region in graphs.iter().filter_map(|id| self.spaces.get(id)).flatten() {
@@ -137,8 +136,7 @@ impl Memory {
 }
 
 impl State {
-    /// An address for a new block of a graph: one that an earlier node of it has freed, or a new
-    /// one.
+    /// The address for a new block of a graph: that of a block freed by an earlier node, or a new one.
     pub(super) fn place_block(
         &mut self,
         graph: GraphId,
@@ -195,7 +193,7 @@ impl State {
         Ok(address)
     }
 
-    /// Gets device memory behind everything that an instance allocates.
+    /// Provides device memory for everything that an executable graph allocates.
     pub(super) fn back(&mut self, exec: ExecId, stream: StreamId) -> Answer {
         let Some(it) = self.graphs.execs.get(&exec) else {
             return Err(INVALID_VALUE);
@@ -243,7 +241,7 @@ impl State {
         Ok(())
     }
 
-    /// A launch has got this far: what it took stays in use until here.
+    /// A launch has reached this point: its memory stays in use until here.
     pub(super) fn touch_backings(&mut self, exec: ExecId, stream: StreamId) -> Answer {
         let mark = self.stream(stream)?.queue.mark();
         for backing in &mut self.graphs.memory.backings {
@@ -254,7 +252,7 @@ impl State {
         Ok(())
     }
 
-    /// A block begins to live.
+    /// Makes a block live.
     pub(super) fn begin_block(
         &mut self,
         exec: ExecId,
@@ -283,7 +281,7 @@ impl State {
         region.mapping.commit(0, region.len)
     }
 
-    /// Frees a live block in the order of a stream, or at once. False if there is none.
+    /// Frees a live block, in stream order or immediately. False if there is none.
     pub(crate) fn free_graph_block(&mut self, address: u64, at: Option<Point>) -> Answer<bool> {
         let Some(block) = self.graphs.memory.blocks.get_mut(&address) else {
             return Ok(false);
@@ -313,7 +311,7 @@ impl State {
         Ok(true)
     }
 
-    /// Whether an address is of graph memory, and if it lives, its block for the sanitizer.
+    /// The block of an address in graph memory, for the sanitizer if it is live.
     pub(crate) fn graph_block(&mut self, address: u64) -> Option<(u64, Option<&mut Block>)> {
         let memory = &mut self.graphs.memory;
         let (&start, block) = memory.blocks.range_mut(..=address).next_back()?;
@@ -329,7 +327,7 @@ impl State {
         block.is_live().then_some((start, block.size, block.device))
     }
 
-    /// Gives addresses back that nothing can name any more.
+    /// Releases addresses that nothing can refer to any more.
     pub(super) fn forget_graph_memory(&mut self) {
         let graphs = &self.graphs;
         let used: FxHashSet<GraphId> = graphs
@@ -362,7 +360,7 @@ impl State {
         }
     }
 
-    /// An instance is gone; what it took stays until it is trimmed.
+    /// The executable graph was destroyed; its device memory stays until trimmed.
     pub(super) fn orphan_backings(&mut self, exec: ExecId) {
         for backing in &mut self.graphs.memory.backings {
             if backing.exec == Some(exec) {
@@ -371,8 +369,7 @@ impl State {
         }
     }
 
-    /// Measured: gives back what holds no live block and whose last work is done, synchronised
-    /// with or not.
+    /// Measured: releases memory without live blocks whose last work is done, whether the host synchronised or not.
     fn trim_graphs(&mut self, device: usize) {
         let mut freed = 0;
         self.graphs.memory.backings.retain(|backing| {

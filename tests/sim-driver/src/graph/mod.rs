@@ -1,4 +1,4 @@
-//! Graphs: work that is written down once and launched many times, and the memory that is theirs.
+//! Graphs: work recorded once and launched many times, and their memory.
 
 mod add;
 mod capture;
@@ -26,7 +26,7 @@ pub(crate) type GraphId = u64;
 pub(crate) type NodeId = u64;
 pub(crate) type ExecId = u64;
 
-/// What the files of this folder export.
+/// The exports of this folder.
 pub(crate) static EXPORTS: [&[&Export]; 5] = [
     add::EXPORTS,
     capture::EXPORTS,
@@ -35,7 +35,7 @@ pub(crate) static EXPORTS: [&[&Export]; 5] = [
     nodes::EXPORTS,
 ];
 
-/// Everything about graphs.
+/// The state of all graphs.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
     graphs: BTreeMap<GraphId, Graph>,
@@ -47,17 +47,17 @@ pub(crate) struct Graphs {
 /// A graph.
 #[derive(Debug, Default)]
 struct Graph {
-    /// In the order of their making, so that each comes after what it depends on.
+    /// In creation order, so that each node comes after its dependencies.
     nodes: Vec<Node>,
-    /// Its instances that exist.
+    /// Number of its live executable graphs.
     instances: usize,
-    /// Given to a parent, which owns it now.
+    /// Moved into a parent, which owns it.
     is_owned: bool,
-    /// Still being recorded: no handle of it is out.
+    /// Still being captured: the program has no handle to it.
     is_recording: bool,
 }
 
-/// One piece of work.
+/// A node.
 #[derive(Clone, Debug)]
 struct Node {
     id: NodeId,
@@ -65,7 +65,7 @@ struct Node {
     after: Vec<NodeId>,
 }
 
-/// What a node does.
+/// The operation of a node.
 #[derive(Clone, Debug)]
 enum Op {
     Empty,
@@ -102,7 +102,7 @@ impl Graph {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// These nodes and all that come before them.
+    /// These nodes and all their ancestors.
     fn with_ancestors(&self, nodes: &[NodeId]) -> FxHashSet<NodeId> {
         let mut all = FxHashSet::default();
         let mut rest = nodes.to_vec();
@@ -128,7 +128,7 @@ impl State {
         self.graphs.graphs.get_mut(&id).ok_or(INVALID_VALUE)
     }
 
-    /// The graph behind a handle of the program.
+    /// The graph of a handle passed by the program.
     fn named_graph(&mut self, handle: CUgraph) -> Answer<(GraphId, &mut Graph)> {
         let id = from_handle(handle);
         let graph = self.graphs.graphs.get_mut(&id);
@@ -136,7 +136,7 @@ impl State {
         graph.map(|graph| (id, graph)).ok_or(INVALID_VALUE)
     }
 
-    /// The graph that has a node.
+    /// The graph that contains a node.
     fn graph_of(&self, node: CUgraphNode) -> Answer<(GraphId, &Node)> {
         let id = from_handle(node);
         let mut graphs = self.graphs.graphs.iter();
@@ -163,7 +163,7 @@ impl State {
         Ok(id)
     }
 
-    /// Whether a graph, or one inside it, has nodes of memory.
+    /// Whether a graph or one of its children has memory nodes.
     fn has_memory(&self, graph: GraphId) -> bool {
         let Some(graph) = self.graphs.graphs.get(&graph) else {
             return false;
@@ -174,7 +174,7 @@ impl State {
         })
     }
 
-    /// A graph and all inside it.
+    /// A graph and all its descendants.
     fn family(&self, graph: GraphId) -> Vec<GraphId> {
         let mut all = vec![graph];
         if let Some(graph) = self.graphs.graphs.get(&graph) {
@@ -194,7 +194,7 @@ impl State {
         self.forget_graph_memory();
     }
 
-    /// Measured: nothing can be taken out of a graph with memory.
+    /// Measured: nothing can be removed from a graph with memory.
     fn refuse_with_memory(&self, graph: GraphId) -> Answer {
         if self.has_memory(graph) {
             Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
@@ -203,7 +203,7 @@ impl State {
         }
     }
 
-    /// Graphs, instances, blocks of graph memory and captures that exist.
+    /// Counts of live graphs, executable graphs, blocks of graph memory and captures.
     pub(crate) fn live_graphs(&self) -> [u64; 4] {
         let graphs = self.graphs.graphs.values();
         let graphs = graphs.filter(|graph| !graph.is_owned && !graph.is_recording);

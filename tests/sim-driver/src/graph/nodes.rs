@@ -1,4 +1,4 @@
-//! Making, asking and destroying graphs and nodes.
+//! Creating, querying and destroying graphs and nodes.
 
 use std::ffi::c_uint;
 
@@ -76,7 +76,7 @@ exports! {
         if out.required().is_err() {
             return count.write(len);
         }
-        // What there is room for beyond the nodes is nulled.
+        // Elements beyond the last node are set to null.
         for index in 0..room {
             let id = graph.nodes.get(index).map(|node| node.id);
             out.at(index).write(id.map_or(std::ptr::null_mut(), to_handle))?;

@@ -1,12 +1,12 @@
-//! The order sanitizer inside a graph: every use of a block of the graph's own memory lies between
-//! its allocation and its free, by the edges alone. No real driver checks that.
+//! The order sanitizer within a graph: by its edges alone, every use of a block of the graph's own memory must lie
+//! between the block's allocation and its free. No real driver checks that.
 
 use rustc_hash::FxHashMap;
 
 use super::{Graph, GraphId, NodeId, Op};
 use crate::state::State;
 
-/// The addresses that a node uses, and what it does with them.
+/// The addresses that a node uses, and how.
 fn uses(op: &Op) -> Vec<(&'static str, u64)> {
     match op {
         Op::Fill { to, .. } => vec![("memset", *to)],
@@ -20,7 +20,7 @@ fn uses(op: &Op) -> Vec<(&'static str, u64)> {
     }
 }
 
-/// What is wrong with the order of one graph.
+/// The ordering errors of one graph.
 fn check(graph: &Graph, start_of: impl Fn(u64) -> Option<u64>) -> Vec<String> {
     let mut allocs: FxHashMap<u64, Vec<NodeId>> = FxHashMap::default();
     let mut frees: FxHashMap<u64, Vec<NodeId>> = FxHashMap::default();
@@ -53,7 +53,7 @@ fn check(graph: &Graph, start_of: impl Fn(u64) -> Option<u64>) -> Vec<String> {
                     continue;
                 }
                 let free_before = graph.with_ancestors(&[*free]);
-                // The address may have been given out again after that free.
+                // The address may have been reallocated after that free.
                 let is_again = before.contains(free)
                     && allocs
                         .iter()
@@ -71,7 +71,7 @@ fn check(graph: &Graph, start_of: impl Fn(u64) -> Option<u64>) -> Vec<String> {
 }
 
 impl State {
-    /// Reports what is wrong with the order of a graph.
+    /// Reports the ordering errors of a graph.
     pub(super) fn check_graph_order(&mut self, id: GraphId) {
         let memory = &self.graphs.memory;
         let Some(graph) = self.graphs.graphs.get(&id) else {

@@ -1,8 +1,7 @@
-//! Events that processes share: two counters in memory that both have mapped. A recording takes the
-//! next number; when the stream gets there it is reached.
+//! Interprocess events: two counters in memory that both processes map. A record takes the next number, which is
+//! reached when the stream gets there.
 //!
-//! Measured: whoever waits, waits for a number, and a later recording that is done earlier, in
-//! another stream, ends the wait too.
+//! Measured: a waiter waits for a number; a later record in another stream that is reached earlier also ends the wait.
 
 use std::collections::hash_map::Entry;
 use std::fs::File;
@@ -19,31 +18,31 @@ use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::memory::Mapping;
 use crate::state::{HandleKind, State, state, to_handle};
 
-/// What events of one context can be shared at a time.
+/// Maximum number of events of one context that are shared at a time.
 const SLOTS: usize = 1 << 14;
 
 const MAGIC: u32 = 0x7369_6d65;
 
-/// How long a wait sleeps before it looks again, whoever wakes it.
+/// How long a wait sleeps before it checks again, if it is not woken.
 static NAP: libc::timespec = libc::timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-/// An event, where both processes see it.
+/// An event in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Shared {
-    /// Which event it is; a place serves several, one after the other.
+    /// Identifies the event; a slot is reused for later events.
     identity: AtomicU64,
-    /// Recordings ever begun, and the latest that is reached.
+    /// Number of records submitted, and the latest one reached.
     recorded: AtomicU64,
     done: AtomicU64,
-    /// Changes with every step of `done`.
+    /// Changes whenever `done` does.
     changed: AtomicU32,
 }
 
-/// The events of one context, mapped.
+/// The mapped events of one context.
 #[derive(Debug)]
 struct Page(Mapping);
 
@@ -58,12 +57,12 @@ impl Slot {
     fn shared(&self) -> &Shared {
         let address = self.page.0.base() as usize + self.index * size_of::<Shared>();
         let place = std::ptr::with_exposed_provenance::<Shared>(address);
-        // SAFETY: the page is mapped as long as this value lives, has `SLOTS` of these, and all of
-        // their fields are atomic: other processes may write them at any time.
+        // SAFETY: the page is mapped while this value lives and holds `SLOTS` of these, whose fields are all atomic:
+        // other processes may write them at any time.
         unsafe { &*place }
     }
 
-    /// The next recording.
+    /// Adds a record.
     pub(crate) fn record(&self) -> Signal {
         let ticket = self.shared().recorded.fetch_add(1, Ordering::SeqCst) + 1;
         Signal {
@@ -72,7 +71,7 @@ impl Slot {
         }
     }
 
-    /// The latest recording, of any process.
+    /// The latest record by any process.
     pub(crate) fn latest(&self) -> Option<Signal> {
         let ticket = self.shared().recorded.load(Ordering::SeqCst);
         (ticket > 0).then(|| Signal {
@@ -82,7 +81,7 @@ impl Slot {
     }
 }
 
-/// One recording of a shared event.
+/// One record of a shared event.
 #[derive(Clone, Debug)]
 pub(crate) struct Signal {
     slot: Slot,
@@ -98,17 +97,17 @@ impl Signal {
         self.ticket == other.ticket
     }
 
-    /// The stream has got there.
+    /// Marks the record as reached.
     pub(crate) fn reach(&self) {
         let shared = self.slot.shared();
         shared.done.fetch_max(self.ticket, Ordering::SeqCst);
         shared.changed.fetch_add(1, Ordering::SeqCst);
         let (place, all) = (shared.changed.as_ptr(), i32::MAX);
-        // SAFETY: the word lives in the page, which this value keeps.
+        // SAFETY: the word lies in the page, which this value keeps mapped.
         unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAKE, all) };
     }
 
-    /// Blocks until it is reached. Measured: if the process that recorded it is gone, for ever.
+    /// Blocks until the record is reached. Measured: forever if the recording process is gone.
     pub(crate) fn wait(&self) {
         let shared = self.slot.shared();
         loop {
@@ -117,14 +116,14 @@ impl Signal {
                 return;
             }
             let (place, nap) = (shared.changed.as_ptr(), &raw const NAP);
-            // SAFETY: the word lives in the page, which this value keeps, and the time is a
-            // constant; the system reads both.
+            // SAFETY: the word lies in the page, which this value keeps mapped, and the time is a constant; the system
+            // reads both.
             unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAIT, seen, nap) };
         }
     }
 }
 
-/// The shared events that one context has made.
+/// The shared events created by one context.
 #[derive(Debug)]
 pub(crate) struct Slots {
     file: SharedFile,
@@ -162,7 +161,7 @@ impl Slots {
     }
 }
 
-/// What a handle says. Measured: a driver looks at the first half only.
+/// The content of a handle. Measured: a driver reads the first half only.
 struct Handle {
     process: u32,
     descriptor: u32,
@@ -193,10 +192,10 @@ impl Handle {
         })
     }
 
-    /// Finds the event in the process that made it.
+    /// Finds the event in the process that created it.
     fn find(&self) -> Option<Slot> {
         let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
-        // Whatever lies there now, opening it does not block.
+        // The open must not block, whatever file is there now.
         let mut options = File::options();
         options.read(true).write(true);
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
@@ -213,7 +212,7 @@ impl Handle {
 }
 
 impl State {
-    /// A place for an event that is made to be shared.
+    /// A slot for an event created as interprocess.
     pub(crate) fn new_slot(&mut self, context: ContextId, identity: u64) -> Answer<Slot> {
         let slots = match self.sharing.events.entry(context) {
             Entry::Occupied(found) => found.into_mut(),
@@ -223,12 +222,12 @@ impl State {
         slots.take(identity)
     }
 
-    /// The event is gone; others that have it keep it.
+    /// The event was destroyed; other processes that opened it keep it.
     pub(crate) fn end_slot(&mut self, context: ContextId, slot: &Slot) {
         if let Some(slots) = self.sharing.events.get_mut(&context)
             && Arc::ptr_eq(&slots.page, &slot.page)
         {
-            // Last, so that a handle of it is good for as long as possible, as measured.
+            // Reused last, so that a handle to it stays valid as long as possible, as measured.
             slots.free.insert(0, slot.index);
         }
     }

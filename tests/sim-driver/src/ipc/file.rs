@@ -1,4 +1,4 @@
-//! A file of memory without a name, that other processes can map.
+//! An anonymous memory file that other processes can map.
 
 use std::ffi::{CStr, c_int};
 use std::fs::File;
@@ -10,30 +10,30 @@ use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
 
-/// Space for a header behind the memory, where nobody maps it.
+/// Space for a header behind the memory, which is never mapped.
 const HEADER: u64 = 64 << 10;
 
-/// Says that a file is one of these; changes when its layout does.
+/// Identifies these files; changes with their layout.
 const MAGIC: u64 = 0x6375_6461_5f73_6901;
 
-/// Nobody can change the size of these files: a process that maps one cannot be hurt by another.
+/// Fixes the size of these files, so that one process cannot make another's access fail.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Words of the header that its owner may use.
+/// Header words for the owner of the file.
 pub(crate) type Words = [u64; 4];
 
-/// Memory that is shared through a descriptor.
+/// Memory shared through a descriptor.
 #[derive(Debug)]
 pub(crate) struct SharedFile {
     file: File,
     len: u64,
-    /// A number that no other such file has.
+    /// A number unique to this file.
     pub(crate) identity: u64,
     pub(crate) words: Words,
 }
 
 impl SharedFile {
-    /// `len` bytes that cost nothing until they are touched.
+    /// Creates `len` bytes, which cost nothing until accessed.
     pub(crate) fn create(name: &CStr, len: u64, words: Words) -> Answer<Self> {
         let file = anonymous_file(name, len + HEADER)?;
         let identity = RandomState::new().build_hasher().finish();
@@ -52,7 +52,7 @@ impl SharedFile {
         })
     }
 
-    /// What somebody else made, or `None` if it is something else.
+    /// Recognises a file created elsewhere; `None` if it is something else.
     pub(crate) fn adopt(file: File) -> Option<Self> {
         // SAFETY: no pointers.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -85,7 +85,7 @@ impl SharedFile {
         self.file.as_raw_fd()
     }
 
-    /// Another descriptor of it. Measured: a driver does not set close-on-exec.
+    /// Another descriptor of the file. Measured: a driver does not set close-on-exec.
     pub(crate) fn duplicate(&self) -> Answer<c_int> {
         // SAFETY: no pointers.
         let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD, 0) };
@@ -95,7 +95,7 @@ impl SharedFile {
         Ok(number)
     }
 
-    /// Forgets the bytes of a range, in every process; they read as zero.
+    /// Discards the bytes of a range in every process; they then read as zero.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
@@ -104,10 +104,10 @@ impl SharedFile {
     }
 }
 
-/// A file of memory of this length, for ever. It costs nothing until it is touched.
+/// A memory file of fixed length. It costs nothing until accessed.
 pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a string that ends in a zero.
+    // SAFETY: the name is zero-terminated.
     let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     let file = File::from(own(descriptor)?);
     let is_long = file.set_len(len).is_ok();
@@ -120,7 +120,7 @@ pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
     }
 }
 
-/// The file behind a number of the program, which keeps its own.
+/// The file behind a descriptor of the program, which keeps its own.
 pub(crate) fn file_of(number: c_int) -> Option<File> {
     // SAFETY: no pointers; a number that is not open is an error.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
@@ -131,7 +131,7 @@ fn own(number: c_int) -> Answer<OwnedFd> {
     if number < 0 {
         return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
     }
-    // SAFETY: the system has just made it for this call.
+    // SAFETY: the system has just created it for this call.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

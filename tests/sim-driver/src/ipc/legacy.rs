@@ -1,5 +1,4 @@
-//! Sharing without pools, as it was before them: only so far that a program is told that memory of
-//! a pool cannot be shared like that.
+//! Legacy sharing without pools: only enough of it to report that pool memory cannot be shared that way.
 
 use std::ffi::c_uint;
 
@@ -12,7 +11,7 @@ use crate::state::{State, state};
 const MAGIC: [u8; 4] = *b"simm";
 
 impl State {
-    /// Sharing needs a current context, and a machine that can do it.
+    /// Sharing needs a current context and a machine that supports it.
     pub(super) fn check_legacy_sharing(&self) -> Answer {
         self.current()?;
         if self.knobs.has_legacy_sharing() {

@@ -1,7 +1,7 @@
 //! Sharing between processes: pools by descriptor, pointers by token, events by handle.
 //!
-//! Nothing is left behind when a process dies: what is shared are files of memory without a name,
-//! which the system forgets with the last process that has one.
+//! Nothing remains when a process dies: the shared objects are anonymous memory files, which the system deletes with
+//! the last process that holds one.
 
 mod event;
 mod file;
@@ -21,7 +21,7 @@ pub(crate) use event::{Signal, Slot};
 pub(crate) use file::{SharedFile, anonymous_file, file_of};
 pub(crate) use pool::{Backing, Imported};
 
-/// What the files of this folder export.
+/// The exports of this folder.
 pub(crate) static EXPORTS: [&[&Export]; 4] = [
     event::EXPORTS,
     legacy::EXPORTS,
@@ -29,17 +29,17 @@ pub(crate) static EXPORTS: [&[&Export]; 4] = [
     pool::EXPORTS,
 ];
 
-/// What this process has from others, and what it has for them.
+/// What this process imports and exports.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     pub(crate) imported: BTreeMap<PoolId, Imported>,
-    /// Imported pools that are gone: measured, to destroy one again is no error.
+    /// Destroyed imported pools. Measured: destroying one again is not an error.
     ended: FxHashSet<PoolId>,
     events: FxHashMap<ContextId, event::Slots>,
 }
 
 impl Sharing {
-    /// A context takes the handles of its events with it.
+    /// The event handles of a context end with it.
     pub(crate) fn end_context(&mut self, context: ContextId) {
         self.events.remove(&context);
     }

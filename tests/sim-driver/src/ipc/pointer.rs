@@ -1,4 +1,4 @@
-//! Pointers into shared pools: the token that one process writes and another reads.
+//! Pointers into shared pools: tokens written by one process and read by another.
 
 use cuda_driver_sys::{CUdeviceptr, CUmemPoolPtrExportData, CUmemoryPool};
 
@@ -9,7 +9,7 @@ use crate::pool::{Block, PoolId};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
 
-/// What a token says: three words. Measured: a driver looks at the first 24 bytes only.
+/// The content of a token, three words with its checksum. Measured: a driver reads the first 24 bytes only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Token {
     offset: u64,
@@ -17,7 +17,7 @@ struct Token {
 }
 
 impl Token {
-    /// Changes with every bit of the token, and from pool to pool.
+    /// A checksum that depends on every bit of the token and on the pool.
     fn check(self, identity: u64) -> u64 {
         let mut sum = identity;
         for word in [self.offset, self.size] {
@@ -71,7 +71,7 @@ impl State {
         Ok(Token { offset, size }.write(backing.file.identity))
     }
 
-    /// Measured: a pointer that is there already is answered again, and one free ends both.
+    /// Measured: importing a pointer again returns the same one, and one free ends both.
     fn import_pointer(&mut self, pool: CUmemoryPool, data: &CUmemPoolPtrExportData) -> Answer<u64> {
         let imported = self.sharing.imported.get_mut(&from_handle(pool));
         let imported = imported.ok_or(INVALID_VALUE)?;
@@ -88,14 +88,14 @@ impl State {
         Ok(base + token.offset)
     }
 
-    /// The imported pool whose range holds an address.
+    /// The imported pool whose range contains an address.
     pub(crate) fn imported_at(&self, address: u64) -> Option<(PoolId, &Imported)> {
         let mut all = self.sharing.imported.iter();
         all.find(|(_, pool)| pool.mapping.contains(address))
             .map(|(id, pool)| (*id, pool))
     }
 
-    /// Pool, start and size of the imported block that holds an address.
+    /// Pool, start and size of the imported block that contains an address.
     pub(crate) fn imported_block(&self, address: u64) -> Option<(PoolId, &Imported, u64, u64)> {
         let (id, pool) = self.imported_at(address)?;
         let base = pool.mapping.base();
@@ -103,8 +103,7 @@ impl State {
         (address < base + start + block.size).then_some((id, pool, base + start, block.size))
     }
 
-    /// Frees an imported pointer, in the order of a stream or by the host; `None` if the address
-    /// is in no imported pool.
+    /// Frees an imported pointer, in stream order or by the host; `None` if the address is not in an imported pool.
     pub(crate) fn free_imported(
         &mut self,
         address: u64,
@@ -124,7 +123,7 @@ impl State {
         Some(Ok(()))
     }
 
-    /// Checks an access to imported memory; `None` if the address is in no imported pool.
+    /// Checks an access to imported memory; `None` if the address is not in an imported pool.
     pub(crate) fn touch_imported(&mut self, access: Access, device: usize) -> Option<Answer> {
         let address = access.address;
         let (id, pool) = self.imported_at(address)?;

@@ -1,4 +1,4 @@
-//! Pools that other processes can import, and pools imported from them.
+//! Pools that other processes can import, and imported pools.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
@@ -15,16 +15,16 @@ const DESCRIPTOR: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE
 const WIN32: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32.0;
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 
-/// What is behind the memory of a pool that can be shared.
+/// The memory file of a shareable pool.
 #[derive(Debug)]
 pub(crate) struct Backing {
     pub(crate) file: SharedFile,
-    /// Measured: before, none of its pointers can be exported.
+    /// Whether the pool was exported. Measured: its pointers can be exported only then.
     pub(crate) is_exported: bool,
-    /// A fabric export failed once: measured, the next failure is another.
+    /// Whether a fabric export failed before. Measured: the second failure has a different code.
     fabric_failed: bool,
-    /// Pieces in which pointers were exported. Measured: others still read them when the pool has
-    /// given the memory back. Here it stays until the pool takes it again, or ends.
+    /// Ranges with exported pointers. Measured: other processes can still read them after the pool released the memory.
+    /// Here the bytes stay until the pool reuses the range or ends.
     kept: BTreeSet<(u64, u64)>,
 }
 
@@ -45,7 +45,7 @@ impl Backing {
         self.kept.insert((offset, len));
     }
 
-    /// The pool gives a piece back.
+    /// The pool releases a range.
     pub(crate) fn discard(&self, offset: u64, len: u64) {
         let end = offset + len;
         let mut kept = self.kept.iter();
@@ -56,17 +56,17 @@ impl Backing {
     }
 }
 
-/// A pool of another process, or once more one of this.
+/// A pool imported from another process, or from this one.
 #[derive(Debug)]
 pub(crate) struct Imported {
-    /// That of the file behind it.
+    /// The identity of its file.
     pub(crate) identity: u64,
-    /// Measured: it needs as many ends as it had imports.
+    /// Measured: it must be destroyed as often as it was imported.
     imports: u64,
     /// `None` on the host.
     pub(crate) device: Option<usize>,
     pub(crate) mapping: Mapping,
-    /// What was imported, by offset.
+    /// Imported blocks, by offset.
     pub(crate) pointers: BTreeMap<u64, Block>,
     pub(crate) access: BTreeMap<usize, u32>,
 }
@@ -79,7 +79,7 @@ impl State {
         }
         let backing = self.pool(pool)?.mapping.backing();
         let backing = backing.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        // Measured on a machine that has no fabric: the pool is made, and cannot be exported.
+        // Measured on a machine without fabric: the pool is created, but cannot be exported.
         if types & FABRIC != 0 {
             return Err(if std::mem::replace(&mut backing.fabric_failed, true) {
                 CUresult::CUDA_ERROR_OPERATING_SYSTEM
@@ -91,7 +91,7 @@ impl State {
         handle.write::<c_int>(backing.file.duplicate()?)
     }
 
-    /// Measured: a pool that was imported is answered again, and not made again.
+    /// Measured: importing a pool again returns the same one.
     fn import_pool(&mut self, number: c_int) -> Answer<PoolId> {
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
         let file = file_of(number).and_then(SharedFile::adopt).ok_or(unknown)?;
@@ -126,7 +126,7 @@ impl State {
         Ok(id)
     }
 
-    /// Ends an imported pool; `None` if the handle is of none.
+    /// Destroys an imported pool; `None` if the handle is not of one.
     pub(crate) fn end_import(&mut self, pool: CUmemoryPool) -> Option<Answer> {
         let id = from_handle(pool);
         if self.sharing.ended.contains(&id) {
@@ -167,11 +167,11 @@ exports! {
         match kind.0 {
             _ if flags != 0 => Err(INVALID_VALUE),
             DESCRIPTOR => {
-                // The handle is the number itself, as wide as an `int`.
+                // The handle is the descriptor itself, as wide as an `int`.
                 let id = state()?.import_pool(handle.addr() as c_int)?;
                 out.write(to_handle(id))
             }
-            // Measured on a machine that has no fabric.
+            // Measured on a machine without fabric.
             FABRIC if !handle.is_null() => Err(not_supported),
             WIN32 => Err(not_supported),
             _ => Err(INVALID_VALUE),

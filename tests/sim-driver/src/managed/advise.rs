@@ -1,5 +1,5 @@
-//! Advice about managed memory, and what it and prefetches left behind. Nothing of it changes what the
-//! simulator does: it only tells.
+//! Advice on managed memory, and the attributes that it and prefetches set. None of it changes the simulator's
+//! behaviour; it is only reported.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,11 +13,11 @@ use super::{CPU, DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT, place_of};
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::state::{State, state};
 
-/// The first version with places in advice and in answers.
+/// The first version with locations in advice and attributes.
 const WITH_PLACES: u32 = 12020;
 
 impl State {
-    /// INVALID_VALUE unless a range is of one block of managed memory. Measured: a context must be current.
+    /// INVALID_VALUE unless the range lies in one block of managed memory. Measured: a context must be current.
     fn require_managed(&mut self, address: CUdeviceptr, len: usize) -> Answer {
         self.current()?;
         let end = address.checked_add(len as u64).ok_or(INVALID_VALUE)?;
@@ -39,7 +39,7 @@ impl State {
     ) -> Answer {
         use CUmem_advise as A;
         self.require_managed(address, len)?;
-        // Measured: advice that names a node of the host is taken, and nothing comes of it.
+        // Measured: advice that names a NUMA node of the host is accepted, but has no effect.
         let is_told = !matches!(location_parts(place).0, HOST_NUMA | HOST_NUMA_CURRENT);
         let change: Box<dyn Fn(&mut Told)> = match advice {
             A::CU_MEM_ADVISE_SET_READ_MOSTLY => Box::new(|told| told.read_mostly = true),
@@ -70,7 +70,7 @@ impl State {
         Ok(())
     }
 
-    /// The number of who accesses memory: a device, or the host.
+    /// The number of an accessor: a device or the host.
     fn user(&self, place: CUmemLocation) -> Answer<c_int> {
         self.destination(place)?;
         match location_parts(place) {
@@ -120,7 +120,7 @@ impl State {
     }
 }
 
-/// A place as it is remembered. Measured: the node of the calling thread as that, and not as its number.
+/// A location as stored. Measured: the calling thread's node is stored as such, not by its number.
 pub(super) fn spot(place: CUmemLocation) -> Spot {
     match location_parts(place) {
         (HOST, _) => (HOST, 0),
@@ -134,7 +134,7 @@ fn kind(spot: Option<Spot>) -> CUmemLocationType {
     spot.map_or(none, |(kind, _)| kind)
 }
 
-/// A guess: where the number means nothing, it is that of no device.
+/// A guess: a location without a number reports an invalid device.
 fn id(spot: Option<Spot>) -> c_int {
     match spot {
         None => CU_DEVICE_INVALID,
@@ -143,8 +143,8 @@ fn id(spot: Option<Spot>) -> c_int {
     }
 }
 
-/// Who was told for all parts, as many as fit, and nobody in the rest. A guess: the host comes first, then
-/// devices by their numbers.
+/// The accessors common to all parts, as many as fit; the rest is filled with an invalid device. A guess: the host
+/// comes first, then devices by number.
 fn accessed_by(all: &[Told], out: *mut c_void, size: usize) -> Answer {
     let room = size / size_of::<c_int>();
     if room == 0 || !size.is_multiple_of(size_of::<c_int>()) {
@@ -192,7 +192,7 @@ exports! {
         let attributes = attributes.as_input().required()?.read_all(count)?;
         let outs = outs.as_input().required()?.read_all(count)?;
         let sizes = sizes.as_input().required()?.read_all(count)?;
-        // A guess: nothing asked is a mistake.
+        // A guess: an empty query is an error.
         if attributes.is_empty() {
             return Err(INVALID_VALUE);
         }

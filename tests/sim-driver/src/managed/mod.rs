@@ -1,6 +1,5 @@
-//! Managed memory: the host and every device may touch it, and it moves to whoever does. Here it
-//! does not move: all of them see the same pages of the host anyway. Only the device's memory is
-//! counted as if it did.
+//! Managed memory: the host and every device may access it, and it migrates on access. Here it does not migrate, as all
+//! of them access the same host pages anyway. Only device memory is counted as if it did.
 
 mod advise;
 mod told;
@@ -21,7 +20,7 @@ use crate::state::{State, state};
 const ATTACH_GLOBAL: c_uint = 1;
 const ATTACH_HOST: c_uint = 2;
 
-/// `CU_DEVICE_CPU`: the host, where the old form of a prefetch wants a device.
+/// `CU_DEVICE_CPU`: the host, as the device number of the older functions.
 const CPU: c_int = -1;
 
 const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -30,10 +29,10 @@ const HOST_NUMA: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOS
 const HOST_NUMA_CURRENT: CUmemLocationType =
     CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 
-/// The exports of the whole folder.
+/// The exports of this folder.
 pub(crate) static ALL: &[&[&Export]] = &[EXPORTS, advise::EXPORTS];
 
-/// What the old forms mean by a number.
+/// The location that a device number means in the older functions.
 fn place_of(number: c_int) -> CUmemLocation {
     match number {
         CPU => location(HOST, 0),
@@ -42,7 +41,7 @@ fn place_of(number: c_int) -> CUmemLocation {
 }
 
 impl State {
-    /// The device that managed memory is sent to, if it is one.
+    /// The device that managed memory is prefetched to; `None` for the host.
     fn destination(&self, place: CUmemLocation) -> Answer<Option<usize>> {
         match location_parts(place) {
             (DEVICE, id) => {
@@ -53,13 +52,13 @@ impl State {
                     Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
                 }
             }
-            // Measured: the number of the host is ignored, that of a node is not.
+            // Measured: the number is ignored for the host, but not for a node.
             (HOST | HOST_NUMA_CURRENT, _) | (HOST_NUMA, 0) => Ok(None),
             _ => Err(INVALID_VALUE),
         }
     }
 
-    /// A device writes: managed memory comes to it.
+    /// Managed memory that a device writes becomes resident there.
     pub(crate) fn bring(&mut self, device: usize, to: Side, len: usize) {
         let address = to.address();
         let found = self.allocation(address).map(|(_, found)| found.kind);
@@ -68,7 +67,7 @@ impl State {
         }
     }
 
-    /// Whether an address is of managed memory, from a pool or not.
+    /// Whether an address is in managed memory, from a pool or not.
     fn is_managed(&self, address: u64) -> bool {
         if let Some((_, allocation)) = self.allocation(address) {
             return allocation.kind == Kind::Managed;
@@ -77,8 +76,8 @@ impl State {
         pool.is_some_and(|(_, pool)| pool.properties.is_managed())
     }
 
-    /// A prefetch is a place in the order of its stream, and takes memory of a device. Measured: that
-    /// memory stays with the device when the bytes are sent to the host again.
+    /// A prefetch is ordered in its stream and takes device memory. Measured: the device keeps that memory when the
+    /// bytes are prefetched back to the host.
     fn prefetch(
         &mut self,
         (address, len): (CUdeviceptr, usize),
@@ -98,7 +97,7 @@ impl State {
             return self.refuse_on_recorded(id);
         }
         let at = self.begin(id)?;
-        // Measured: an end past the last address is not seen to be past the block's.
+        // Measured: an end that overflows the address space is not detected as past the block's.
         if address.checked_add(len as u64).is_none() {
             return Ok(());
         }
@@ -116,7 +115,7 @@ impl State {
 
 exports! {
     plain fn cuMemAllocManaged(_, out: Out<CUdeviceptr>, size: usize, flags: c_uint) {
-        // Measured: a failure nulls the result.
+        // Measured: a failed call writes null.
         out.write(0)?;
         if size == 0 || ![ATTACH_GLOBAL, ATTACH_HOST].contains(&flags) {
             return Err(INVALID_VALUE);

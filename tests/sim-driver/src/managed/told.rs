@@ -1,4 +1,4 @@
-//! What the driver was told of managed memory, page by page.
+//! Advice given on managed memory, page by page.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -7,36 +7,35 @@ use cuda_driver_sys::{CU_DEVICE_CPU, CU_DEVICE_INVALID, CUmemLocationType};
 
 use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT};
 
-/// What is told of goes by pages of the host.
+/// Advice applies to whole host pages.
 const PAGE: u64 = 4096;
 
-/// A kind of place and its number.
+/// A kind of location and its number.
 pub(super) type Spot = (CUmemLocationType, c_int);
 
-/// What was told of a page.
+/// The advice on a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) read_mostly: bool,
     pub(super) preferred: Option<Spot>,
-    /// Numbers of devices, or that of the host.
+    /// Device numbers, or the host's.
     pub(super) accessed_by: BTreeSet<c_int>,
     pub(super) prefetched: Option<Spot>,
 }
 
-/// Pages of which something was told, as ranges that do not overlap: where each begins, its end, and what was
-/// told of it.
+/// Pages with advice, as disjoint ranges: start, end, and the advice.
 #[derive(Debug, Default)]
 pub(crate) struct Hearsay(BTreeMap<u64, (u64, Told)>);
 
-/// The pages that a range is about. Measured: the start is rounded down and the length up, so that a range over
-/// a border may be about the first page only.
+/// The pages that a range affects. Measured: the start is rounded down and the length up, so a range that crosses a
+/// page boundary may affect only the first page.
 fn pages(start: u64, len: u64) -> (u64, u64) {
     let first = start / PAGE;
     (first, first + len.div_ceil(PAGE))
 }
 
 impl Hearsay {
-    /// No range goes across a page's beginning afterwards.
+    /// Splits the range that crosses the start of `page`, if any.
     fn cut(&mut self, page: u64) {
         let Some((_, (end, told))) = self.0.range_mut(..page).next_back() else {
             return;
@@ -47,7 +46,7 @@ impl Hearsay {
         }
     }
 
-    /// Changes what was told of every page that a range of bytes is about.
+    /// Changes the advice on every page that a range of bytes affects.
     pub(super) fn tell(&mut self, start: u64, len: u64, change: impl Fn(&mut Told)) {
         let (first, end) = pages(start, len);
         self.cut(first);
@@ -67,7 +66,7 @@ impl Hearsay {
         self.0.retain(|_, (_, told)| *told != Told::default());
     }
 
-    /// What was told of each part of a range of bytes; of a part of which nothing was, that too.
+    /// The advice on each part of a range of bytes, including parts without any.
     pub(super) fn of(&self, start: u64, len: u64) -> Vec<Told> {
         let (first, end) = pages(start, len);
         let before = self.0.range(..first).next_back();
@@ -86,14 +85,14 @@ impl Hearsay {
         all
     }
 
-    /// The memory is gone. A guess: small blocks that share pages leave what was told of them to the next.
+    /// The memory is freed. A guess: small blocks that share pages leave their advice to later ones.
     pub(crate) fn end(&mut self, start: u64, len: u64) {
         let whole = len + start % PAGE;
         self.tell(start, whole, |told| *told = Told::default());
     }
 }
 
-/// What is the same in all parts, if it is.
+/// The value common to all parts, if any.
 pub(super) fn common(all: &[Told], of: impl Fn(&Told) -> Option<Spot>) -> Option<Spot> {
     let (first, rest) = all.split_first()?;
     let spot = of(first)?;
@@ -102,7 +101,7 @@ pub(super) fn common(all: &[Told], of: impl Fn(&Told) -> Option<Spot>) -> Option
         .then_some(spot)
 }
 
-/// A place as a number. Measured of prefetches: a node of the host is the host.
+/// The number of a location. Measured with prefetches: a NUMA node of the host counts as the host.
 pub(super) fn number(spot: Option<Spot>) -> c_int {
     match spot {
         Some((DEVICE, id)) => id,

@@ -1,4 +1,4 @@
-//! What a kernel says of itself, and what may be changed of that.
+//! Attributes of a kernel, and which of them can be set.
 
 use super::code::{DEVICE_TARGET, Entry};
 use crate::export::{Answer, INVALID_VALUE, Out};
@@ -8,25 +8,25 @@ pub(super) const DYNAMIC_SHARED: u32 = 8;
 /// `CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`.
 const CARVEOUT: u32 = 9;
 
-/// Threads of one block.
+/// Maximum threads per block.
 pub(super) const MAX_THREADS: u32 = 1024;
-/// Shared memory of one block, and how much that may be if the program asks for more.
+/// Shared memory per block, and its maximum if the program requests more.
 const SHARED: u32 = 48 << 10;
 pub(super) const SHARED_AT_MOST: u32 = 227 << 10;
 
-/// From which CUDA version on an attribute exists. A guess, of those of clusters and later.
+/// The CUDA version that introduced an attribute. A guess for those of clusters and later ones.
 fn since(id: u32) -> Option<u32> {
     match id {
         0..=9 => Some(11000),
         10..=15 => Some(11080),
-        // Measured: CUDA 13.0 does not have it.
+        // Measured: absent from CUDA 13.0.
         16 | 17 => Some(13040),
         _ => None,
     }
 }
 
-/// The value of attribute `id` if the program has not changed it (`set`); `None` if the simulated version
-/// does not know it.
+/// The value of attribute `id`, where `set` is the program's own value; `None` if the simulated version does not know
+/// the attribute.
 pub(super) fn value(id: u32, entry: &Entry, set: Option<i32>, version: u32) -> Option<i32> {
     if since(id)? > version {
         return None;
@@ -36,9 +36,9 @@ pub(super) fn value(id: u32, entry: &Entry, set: Option<i32>, version: u32) -> O
         0 => number(entry.max_threads.unwrap_or(MAX_THREADS).min(MAX_THREADS)),
         1 => number(entry.shared),
         3 => number(entry.local),
-        // Nothing is compiled here that would use registers.
+        // Nothing is compiled here, so no registers are used.
         4 => 16,
-        // A guess: the target, and not the version, of the PTX.
+        // A guess: the PTX target, not the PTX version.
         5 => number(entry.target),
         6 => number(DEVICE_TARGET),
         DYNAMIC_SHARED => number(SHARED.saturating_sub(entry.shared)),
@@ -48,7 +48,7 @@ pub(super) fn value(id: u32, entry: &Entry, set: Option<i32>, version: u32) -> O
     Some(set.unwrap_or(given))
 }
 
-/// Whether the program may set an attribute to this.
+/// Whether the program may set an attribute to this value.
 pub(super) fn check(id: u32, value: i32, entry: &Entry, version: u32) -> Answer {
     let allowed = match id {
         DYNAMIC_SHARED => {
@@ -56,7 +56,7 @@ pub(super) fn check(id: u32, value: i32, entry: &Entry, version: u32) -> Answer 
             u32::try_from(value).is_ok_and(|value| value <= most)
         }
         CARVEOUT => (-1..=100).contains(&value),
-        // A guess: of clusters everything is taken that is not negative, and nothing comes of it.
+        // A guess: cluster attributes accept any non-negative value, which has no effect.
         11..=15 => value >= 0,
         _ => false,
     };
@@ -68,7 +68,7 @@ pub(super) fn check(id: u32, value: i32, entry: &Entry, version: u32) -> Answer 
     }
 }
 
-/// Where a parameter lies. Documented: its size need not be asked for.
+/// Offset and size of a parameter. Documented: the size is optional.
 pub(super) fn write_parameter(
     entry: &Entry,
     index: usize,

@@ -1,4 +1,4 @@
-//! Code as the simulator knows it: kernels by their declarations, or why there are none.
+//! Code as the simulator sees it: kernels by their declarations, or why it was refused.
 
 use std::ffi::CString;
 
@@ -9,14 +9,14 @@ use crate::export::Answer;
 /// The compute capability of the simulated devices.
 pub(super) const DEVICE_TARGET: u32 = 90;
 
-/// A text that was understood.
+/// A parsed text.
 #[derive(Debug, Default)]
 pub(super) struct Code {
     pub(super) entries: Vec<Entry>,
 }
 
 impl Code {
-    /// The place of the kernel with this name.
+    /// The index of the kernel with this name.
     pub(super) fn find(&self, name: &str) -> Answer<usize> {
         let mut entries = self.entries.iter();
         let place = entries.position(|entry| entry.name.as_bytes() == name.as_bytes());
@@ -29,27 +29,27 @@ impl Code {
 pub(super) struct Entry {
     pub(super) name: CString,
     pub(super) parameters: Vec<Parameter>,
-    /// Bytes that it has of each kind of memory without being given any.
+    /// Statically allocated bytes of each kind of memory.
     pub(super) shared: u32,
     pub(super) local: u32,
-    /// Threads of a block, if it says how many.
+    /// Threads per block, if declared.
     pub(super) max_threads: Option<u32>,
     /// `.target`, as a number: 70 for `sm_70`.
     pub(super) target: u32,
 }
 
-/// Where a parameter lies among the arguments.
+/// Position of a parameter in the argument buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
     pub(super) offset: usize,
     pub(super) size: usize,
 }
 
-/// Why a text is not taken.
+/// Why a text was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: CUresult,
-    /// Where in the text, counted from 1; 0 if it is none.
+    /// The line, counted from 1; 0 if it is not text.
     pub(super) line: usize,
     pub(super) what: String,
 }
@@ -63,7 +63,7 @@ impl Refusal {
         }
     }
 
-    /// What is not taken for code.
+    /// Refuses data that is not code.
     pub(super) fn image(what: impl Into<String>) -> Self {
         Self {
             code: CUresult::CUDA_ERROR_INVALID_IMAGE,
@@ -72,7 +72,7 @@ impl Refusal {
         }
     }
 
-    /// Two inputs of a linker have the same kernel.
+    /// Refuses two linker inputs with the same kernel.
     pub(super) fn twice(name: &str) -> Self {
         Self {
             code: CUresult::CUDA_ERROR_INVALID_SOURCE,
@@ -81,10 +81,10 @@ impl Refusal {
         }
     }
 
-    /// What the log says.
+    /// The log message.
     pub(super) fn log(&self) -> String {
         match self.line {
-            // A guess: a driver may say nothing of what is no text.
+            // A guess: a driver may report nothing for data that is not text.
             0 => format!("error: {}\n", self.what),
             line => format!("ptx input, line {line}; error: {}\n", self.what),
         }

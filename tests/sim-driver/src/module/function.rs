@@ -11,7 +11,7 @@ use crate::state::{from_handle, state, to_handle};
 exports! {
     plain fn cuFuncGetName(_, out: Out<*const c_char>, function: CUfunction) {
         out.required()?;
-        // It stays as long as the module does.
+        // Valid as long as the module is loaded.
         out.write(state()?.function(function)?.entry()?.name.as_ptr())
     }
 

@@ -1,4 +1,4 @@
-//! What a program loads: the text of PTX, or what the simulated linker made of some.
+//! The images that a program loads: PTX text, or the simulated linker's output.
 
 use std::ffi::{c_uint, c_void};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::memory::{bytes, pointer};
 
 const ELF: [u8; 4] = *b"\x7fELF";
 const FATBIN: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
-/// Behind the magic number of ELF: what only the simulated linker writes.
+/// Follows the ELF magic number; only the simulated linker writes it.
 const LINKED: [u8; 12] = *b"cuda-sim PTX";
 
 const MACHINE_CODE: &str = "the simulated driver runs no machine code (cubin, fatbin); load PTX";
@@ -23,7 +23,7 @@ fn not_text() -> Refusal {
     Refusal::image("the image is neither a text nor a binary")
 }
 
-/// What the simulated linker makes: it looks like a cubin, and is the texts, each with a zero behind it.
+/// The simulated linker's output: it looks like a cubin, and contains the texts, each zero-terminated.
 pub(super) fn linked(texts: &[String]) -> Vec<u8> {
     let texts: Vec<u8> = texts
         .iter()
@@ -33,8 +33,7 @@ pub(super) fn linked(texts: &[String]) -> Vec<u8> {
     [&ELF[..], &LINKED, &len.to_le_bytes(), &texts].concat()
 }
 
-/// The texts of an image, which has no more bytes than `len`; only as much is read as is needed to
-/// know what it is.
+/// The texts of an image of at most `len` bytes. Reads only as much as needed to identify it.
 pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Refusal> {
     let cut = || Refusal::image("the image ends too early");
     let byte = |at: usize| match at {
@@ -49,7 +48,7 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Ref
         places.all(|(at, expected)| byte(at) == Ok(*expected))
     };
     if has(0, &ELF) {
-        // Real machine code has nothing that the simulator could run.
+        // Real machine code contains nothing that the simulator could run.
         if !has(ELF.len(), &LINKED) {
             return Err(Refusal::image(MACHINE_CODE));
         }
@@ -71,7 +70,7 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Ref
     for at in 0..len {
         match byte(at)? {
             0 => break,
-            // A guess: what is not text is no image.
+            // A guess: data that is not text is not an image.
             byte if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() && at < 4 => {
                 return Err(not_text());
             }
@@ -79,14 +78,14 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Ref
         }
     }
     let text = String::from_utf8(text).map_err(|_| not_text())?;
-    // Measured of a text without this, and of none.
+    // Measured with a text that lacks this, and with an empty one.
     if !text.contains(".version") {
         return Err(Refusal::image("a text with no `.version` is no PTX"));
     }
     Ok(vec![text])
 }
 
-/// The kernels of all texts together.
+/// Parses all texts, and collects their kernels.
 pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
     let newest = newest_of(Knobs::get().version);
     let mut all = Code::default();
@@ -103,13 +102,13 @@ pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
     Ok(all)
 }
 
-/// A file of the program.
+/// Reads a file of the program.
 pub(super) fn read_file(path: &str) -> Answer<Vec<u8>> {
     let read = std::fs::read(Path::new(path));
     read.map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)
 }
 
-/// Understands an image, and tells the logs about it.
+/// Parses an image, and writes the result to the logs.
 pub(super) fn load(image: *const c_void, len: usize, logs: &Logs) -> Answer<Arc<Code>> {
     if image.is_null() {
         return Err(INVALID_VALUE);
@@ -120,24 +119,24 @@ pub(super) fn load(image: *const c_void, len: usize, logs: &Logs) -> Answer<Arc<
     Ok(Arc::new(code))
 }
 
-/// Where a program wants to read what happened.
+/// The program's log buffers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Logs {
     info: Buffer,
     error: Buffer,
 }
 
-/// Addresses of the program.
+/// A log buffer of the program.
 #[derive(Clone, Debug, Default)]
 struct Buffer {
     address: u64,
     room: usize,
-    /// The value of the option that gave the room, which says then how much of it was used.
+    /// The option value that contained the buffer size; the used size is written back to it.
     used: Option<u64>,
 }
 
 impl Logs {
-    /// From the options of a function. Options about how code is made change nothing here.
+    /// Reads the options of a function. Options on code generation have no effect here.
     pub(super) fn from_options(
         count: c_uint,
         options: Out<CUjit_option>,
@@ -149,7 +148,7 @@ impl Logs {
         let given = values.as_input().read_all(count)?;
         for (index, (option, value)) in options.into_iter().zip(given).enumerate() {
             let address = value.expose_provenance() as u64;
-            // The sizes are 32 bits in the place of a pointer.
+            // A size is 32 bits in place of a pointer.
             let (room, used) = (address as u32 as usize, Some(values.at(index).address()));
             match option {
                 CUjit_option::CU_JIT_INFO_LOG_BUFFER => logs.info.address = address,
@@ -160,7 +159,7 @@ impl Logs {
                 CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => {
                     (logs.error.room, logs.error.used) = (room, used);
                 }
-                // Measured: what is no option is refused.
+                // Measured: an unknown option is refused.
                 option if option.0 >= CUjit_option::CU_JIT_NUM_OPTIONS.0 => {
                     return Err(INVALID_VALUE);
                 }
@@ -170,7 +169,7 @@ impl Logs {
         Ok(logs)
     }
 
-    /// Says what is wrong, or that nothing is: then both logs are empty.
+    /// Writes the error, or empties both logs if there is none.
     pub(super) fn write(&self, refusal: Option<&Refusal>) -> Answer {
         self.info.write("")?;
         self.error
@@ -179,16 +178,16 @@ impl Logs {
 }
 
 impl Buffer {
-    /// Writes a text and a zero, cut if need be.
+    /// Writes a text and a zero, truncated if necessary.
     fn write(&self, text: &str) -> Answer {
         let mut used = 0;
         if self.address != 0 && self.room > 0 {
             let kept = text.len().min(self.room - 1);
             bytes::write(self.address, &[&text.as_bytes()[..kept], b"\0"].concat());
-            // Measured: of a text that was cut the zero counts, of a whole one it does not.
+            // Measured: the zero counts in a truncated text, not in a complete one.
             used = text.len().min(self.room);
         }
-        // A guess: all of the value is written.
+        // A guess: the whole value is written.
         match self.used {
             Some(place) => Value::new(pointer(place)).write(used),
             None => Ok(()),

@@ -1,5 +1,5 @@
-//! The kernels that the simulator can run: those of the tests and examples. Their names and parameters
-//! say what they do; the instructions are not looked at.
+//! The kernels that the simulator can run: those of the tests and examples. It identifies them by name and parameters,
+//! and ignores the instructions.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::memory::bytes;
 use crate::queue::Task;
 use crate::state::State;
 
-/// Bytes of one element.
+/// Size of an element.
 const WORD: usize = 4;
 
-/// What a launch does, whatever its grid: each thread goes on with the next element that nobody has.
+/// The work of a launch, whatever its grid: each thread takes the next unprocessed element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Writes one word everywhere.
+    /// Writes one word to every element.
     Fill { to: u64, value: u32, count: u64 },
     /// Copies words.
     Copy { to: u64, from: u64, count: u64 },
@@ -28,9 +28,9 @@ pub(crate) enum Work {
         right: u64,
         count: u64,
     },
-    /// Takes time.
+    /// Runs for a time.
     Spin { nanoseconds: u64 },
-    /// Answers words that come while it runs.
+    /// Replies to words that arrive while it runs.
     Answer {
         bell: u64,
         reply: u64,
@@ -39,17 +39,17 @@ pub(crate) enum Work {
     },
 }
 
-/// Memory that a kernel reads or writes.
+/// Memory that a kernel accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// As the sanitizer calls it.
+    /// The sanitizer's name for it.
     pub(crate) what: &'static str,
     pub(crate) address: u64,
     pub(crate) len: usize,
 }
 
 impl Work {
-    /// The work of a kernel with these arguments, if it is one that the simulator knows.
+    /// The work of a kernel with these arguments, if the simulator knows the kernel.
     pub(super) fn new(entry: &Entry, arguments: &[u8]) -> Option<Self> {
         let mut values = [0; 4];
         let places = &entry.parameters;
@@ -89,7 +89,7 @@ impl Work {
         }
     }
 
-    /// What it reads and then writes; nothing if there is nothing to do.
+    /// Its reads, then its writes; empty if there is nothing to do.
     pub(crate) fn uses(&self) -> Vec<Use> {
         let (read, write) = ("kernel read", "kernel write");
         let (uses, count) = match *self {
@@ -104,7 +104,7 @@ impl Work {
             Self::Spin { .. } => (Vec::new(), 0),
             Self::Answer { bell, reply, .. } => (vec![(read, bell), (write, reply)], 1),
         };
-        // A length that no memory has stands for those that cannot be said.
+        // A length that overflows is replaced by one that exceeds any memory.
         let len = usize::try_from(count).ok();
         let len = len.and_then(|count| count.checked_mul(WORD));
         let len = len.unwrap_or(usize::MAX);
@@ -114,7 +114,7 @@ impl Work {
             .collect()
     }
 
-    /// The same for the queue, which holds the memory meanwhile.
+    /// The same for the queue, which keeps the memory mapped meanwhile.
     pub(crate) fn ranges(&self) -> [(u64, usize); 3] {
         let mut ranges = [(0, 0); 3];
         for (range, used) in ranges.iter_mut().zip(self.uses()) {
@@ -123,7 +123,7 @@ impl Work {
         ranges
     }
 
-    /// Does it. The addresses were checked at submission.
+    /// Runs the work. The addresses were checked at submission.
     pub(crate) fn run(self) {
         match self {
             Self::Fill { to, value, count } => bytes::fill(to, value, count as usize),
@@ -154,8 +154,8 @@ impl Work {
 }
 
 impl State {
-    /// Hands a kernel's work to a stream. What is not there to be touched is reported and the work left
-    /// out: a real device would stop the context, and the next call that waits would say so.
+    /// Submits a kernel's work to a stream. If its memory is not accessible, the work is reported and skipped: a real
+    /// device would stop the context, and the next waiting call would report that.
     pub(crate) fn perform_kernel(&mut self, at: Point, stream: StreamId, work: Work) -> Answer {
         let device = self.stream(stream)?.device;
         for Use { what, address, len } in work.uses() {

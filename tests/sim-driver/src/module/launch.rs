@@ -1,4 +1,4 @@
-//! Launching kernels: looked at when it is submitted, done by the stream.
+//! Kernel launches: checked at submission, executed by the stream.
 
 use std::ffi::{c_uint, c_void};
 
@@ -13,16 +13,16 @@ use crate::logs;
 use crate::memory::bytes;
 use crate::state::state;
 
-/// What a grid and a block may measure, as the device's attributes say.
+/// Maximum grid and block dimensions, as in the device's attributes.
 const LARGEST_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 const LARGEST_BLOCK: [u32; 3] = [MAX_THREADS, MAX_THREADS, 64];
 
-/// What the extra list of a launch has, in the place of pointers.
+/// The names in the extra list of a launch, stored as pointers.
 const END: usize = 0;
 const BUFFER: usize = 1;
 const BUFFER_SIZE: usize = 2;
 
-/// How a kernel is to be launched.
+/// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
 struct Launch {
     grid: [c_uint; 3],
@@ -31,12 +31,12 @@ struct Launch {
     is_cooperative: bool,
 }
 
-/// Where the arguments are.
+/// Pointers to the arguments.
 #[derive(Clone, Copy, Debug)]
 struct Arguments {
-    /// One pointer for each.
+    /// One pointer per argument.
     each: Out<*mut c_void>,
-    /// Or a list that leads to all of them side by side.
+    /// Alternatively, a list that refers to one buffer with all of them.
     extra: Out<*mut c_void>,
 }
 
@@ -57,7 +57,7 @@ impl Launch {
         {
             return Err(INVALID_VALUE);
         }
-        // Documented: such a grid has to be on the device all at once.
+        // Documented: all blocks of such a grid must be resident at once.
         let blocks: u64 = self.grid.iter().map(|size| u64::from(*size)).product();
         let at_once = limits.blocks(threads, self.dynamic.into()) * MULTIPROCESSORS;
         if self.is_cooperative && blocks > at_once.into() {
@@ -68,13 +68,13 @@ impl Launch {
 }
 
 impl Arguments {
-    /// The bytes that the kernel gets.
+    /// The kernel's argument buffer.
     fn read(self, entry: &Entry) -> Answer<Vec<u8>> {
         let places = &entry.parameters;
         let end = places.last().map_or(0, |last| last.offset + last.size);
         let (has_each, has_extra) = (self.each.required().is_ok(), self.extra.required().is_ok());
         match (has_each, has_extra) {
-            // Documented: one or the other. A guess: a kernel that takes nothing needs neither.
+            // Documented: exactly one of them. A guess: a kernel without parameters needs neither.
             (true, true) => Err(INVALID_VALUE),
             (false, false) if end == 0 => Ok(Vec::new()),
             (false, false) => Err(INVALID_VALUE),
@@ -82,7 +82,7 @@ impl Arguments {
                 let mut all = vec![0; end];
                 for (index, place) in places.iter().enumerate() {
                     let argument: *mut c_void = self.each.at(index).as_input().read()?;
-                    // Measured: null is noticed.
+                    // Measured: null is detected.
                     if argument.is_null() {
                         return Err(INVALID_VALUE);
                     }
@@ -115,7 +115,7 @@ impl Arguments {
         if buffer.is_null() {
             return Err(INVALID_VALUE);
         }
-        // Measured: more than the kernel takes is refused, less is taken. A guess: the rest is zero.
+        // Measured: extra bytes are refused, missing ones are accepted. A guess: they are zero.
         if size > end {
             return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         }
@@ -125,9 +125,9 @@ impl Arguments {
     }
 }
 
-/// Launches a function, or a kernel of a library in the context of the stream.
+/// Launches a function, or a library kernel in the context of the stream.
 ///
-/// Measured: on a stream that the program has made, no context has to be current.
+/// Measured: on a stream that the program created, no context has to be current.
 fn launch(
     function: CUfunction,
     launch: Launch,
@@ -141,7 +141,7 @@ fn launch(
     let found = state.modules.functions.get(&id);
     let found = found.ok_or(super::INVALID_HANDLE)?;
     let module = state.modules.modules.get(&found.module);
-    // Measured: the code of the error for a stream of another context.
+    // Measured: the error for a stream of another context.
     if module.is_none_or(|module| module.context != context) {
         return Err(super::INVALID_HANDLE);
     }
@@ -154,12 +154,12 @@ fn launch(
              `answer`, with the parameters that tests/data/kernels.ptx gives them",
             entry.name.to_string_lossy()
         );
-        // For programs that do not read the log. In one piece, whatever others write meanwhile.
+        // For programs that do not read the log. One write, so that other output cannot split it.
         let line = format!("cuda-sim: {why}");
         eprintln!("{line}");
         return logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why);
     };
-    // A guess: a launch loads what is not loaded, also while the stream is recorded.
+    // A guess: a launch loads the code if necessary, even during a capture.
     state.load_function(id);
     if state.is_recording(stream)? {
         return state.record_kernel(stream, work);
@@ -168,7 +168,7 @@ fn launch(
     state.perform_kernel(at, stream, work)
 }
 
-/// A launch whose configuration is a struct.
+/// A launch configured by a struct.
 fn launch_with(
     config: In<CUlaunchConfig>,
     function: CUfunction,
@@ -178,9 +178,9 @@ fn launch_with(
     let config = config.read()?;
     let mut is_cooperative = false;
     for attribute in In::new(config.attrs.cast_const()).read_all(config.numAttrs as usize)? {
-        // A guess: all others are taken, and nothing comes of them.
+        // A guess: all other attributes are accepted and have no effect.
         if attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE {
-            // SAFETY: the caller vouches that the kind says which field is set.
+            // SAFETY: the caller guarantees that the kind says which field is set.
             is_cooperative = unsafe { attribute.value.cooperative } != 0;
         }
     }

@@ -1,4 +1,4 @@
-//! Libraries: code that belongs to no context, and comes into one when it is used there.
+//! Libraries: code that belongs to no context, and is loaded into one on first use there.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -13,14 +13,13 @@ use crate::context::wait_for;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{HandleKind, from_handle, state, to_handle};
 
-/// What the functions that load take besides the image.
+/// The arguments of the load functions other than the image.
 type Options = (
     (c_uint, Out<CUjit_option>, Out<*mut c_void>),
     (c_uint, Out<CUlibraryOption>),
 );
 
-/// Loads an image of at most `len` bytes. Measured: that there is something wrong with it the log says now, and
-/// only the search for a kernel answers an error.
+/// Loads an image of at most `len` bytes. Measured: an error in it is only logged now; looking up a kernel returns it.
 fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options) -> Answer {
     out.required()?;
     let ((count, names, values), (library_count, library_options)) = options;
@@ -29,7 +28,7 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
         .as_input()
         .read_all(library_count as usize)?
     {
-        // The first is a table of functions of the host, which nothing here calls.
+        // The first option is a table of host functions, which are never called here.
         if option.0 >= CUlibraryOption::CU_LIBRARY_NUM_OPTIONS.0 {
             return Err(INVALID_VALUE);
         }
@@ -60,7 +59,7 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
         modules: std::collections::BTreeMap::new(),
     };
     state.modules.libraries.insert(id, library);
-    // Documented: without lazy loading a library is in all contexts, and in those to come.
+    // Documented: without lazy loading, a library is loaded into all contexts, present and future.
     if is_good && !state.modules.is_lazy {
         let contexts: Vec<_> = state.contexts.keys().copied().collect();
         for context in contexts {
@@ -101,7 +100,7 @@ exports! {
             state.refuse_while_recording()?;
             (id, copies)
         };
-        // Measured: as of a module, where the library has code.
+        // Measured: as with a module, in each context where the library is loaded.
         for context in copies.keys() {
             wait_for(*context)?;
         }
@@ -156,7 +155,7 @@ exports! {
     plain fn cuKernelGetFunction(_, out: Out<CUfunction>, kernel: CUkernel) {
         out.required()?;
         let context = state()?.current()?;
-        // Measured: the first function in a context waits for its streams, as a module's load does.
+        // Measured: getting the first function in a context waits for its streams, as loading a module does.
         if !state()?.has_copy(from_handle(kernel), context)? {
             wait_for(context)?;
         }
@@ -174,7 +173,7 @@ exports! {
 
     plain fn cuKernelGetName(_, out: Out<*const c_char>, kernel: CUkernel) {
         out.required()?;
-        // It stays as long as the library does.
+        // Valid as long as the library is loaded.
         out.write(state()?.kernel(kernel)?.entry()?.name.as_ptr())
     }
 

@@ -1,4 +1,4 @@
-//! The linker: it puts texts of PTX together. What it makes is a cubin only in name.
+//! The linker: combines PTX texts. Its output is a cubin in name only.
 
 use std::ffi::{c_char, c_uint, c_void};
 
@@ -9,12 +9,12 @@ use super::image::{self, Logs};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 
-/// A linker at work.
+/// A linker in use.
 #[derive(Debug)]
 pub(super) struct Link {
     texts: Vec<String>,
     logs: Logs,
-    /// What it has made, which the program reads until it destroys the linker.
+    /// The output, which the program may read until it destroys the linker.
     cubin: Option<Box<[u8]>>,
 }
 
@@ -28,7 +28,7 @@ impl State {
 impl Link {
     fn add(&mut self, kind: CUjitInputType, data: *const c_void, size: usize) -> Answer {
         let is_input = !data.is_null() && kind.0 < CUjitInputType::CU_JIT_NUM_INPUT_TYPES.0;
-        // Measured: nothing comes to what was made.
+        // Measured: nothing can be added after completion.
         if !is_input || self.cubin.is_some() {
             return Err(INVALID_VALUE);
         }
@@ -40,11 +40,11 @@ impl Link {
             }
         };
         let all = [&self.texts[..], &texts].concat();
-        // Measured: every input is looked at when it comes, together with those before.
+        // Measured: each input is checked when added, together with the earlier ones.
         let understood = image::understand(&all);
         self.logs.write(understood.as_ref().err())?;
         let answer = understood.map(|_| ()).map_err(|refusal| refusal.code);
-        // Measured: what is no code leaves the others good, a kernel that is there twice does not.
+        // Measured: an invalid input leaves the linker usable, a duplicate kernel does not.
         if matches!(answer, Ok(()) | Err(CUresult::CUDA_ERROR_INVALID_SOURCE)) {
             self.texts = all;
         }

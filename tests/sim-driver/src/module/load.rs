@@ -1,4 +1,4 @@
-//! Modules: code that is loaded into the current context.
+//! Modules: code loaded into the current context.
 
 use std::ffi::{c_char, c_uint, c_void};
 
@@ -16,13 +16,13 @@ fn load(out: Out<CUmodule>, image: *const c_void, len: usize, logs: &Logs) -> An
     out.required()?;
     let context = state()?.current()?;
     let code = image::load(image, len, logs)?;
-    // Measured: for all streams of the context, of which one may be recorded; not for those of others.
+    // Measured: waits for all streams of the context, one of which may be captured; not for other contexts.
     wait_for(context)?;
     let id = state()?.add_module(context, code, None)?;
     out.write(to_handle(id))
 }
 
-/// An image of the program, which knows its own end.
+/// Loads an image whose size the image itself defines.
 fn load_at(out: Out<CUmodule>, image: *const c_void, logs: &Logs) -> Answer {
     load(out, image, usize::MAX, logs)
 }
@@ -48,7 +48,7 @@ exports! {
     }
 
     plain fn cuModuleLoadFatBinary(_, out: Out<CUmodule>, image: *const c_void) {
-        // A guess: it takes what the others take.
+        // A guess: it accepts what the other functions accept.
         load_at(out, image, &Logs::default())
     }
 
@@ -56,7 +56,7 @@ exports! {
         let (id, context) = {
             let mut state = state()?;
             let (id, module) = state.module(module)?;
-            // Measured: what a library has made of itself ends with the library.
+            // Measured: a library's own module is unloaded only with the library.
             if module.library.is_some() {
                 return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
             }
@@ -64,7 +64,7 @@ exports! {
             state.refuse_while_recording()?;
             (id, context)
         };
-        // Measured: kernels that run or are queued come to their end.
+        // Measured: running and queued kernels complete first.
         wait_for(context)?;
         state()?.end_module(id);
         Ok(())
@@ -112,13 +112,13 @@ exports! {
     plain fn cuModuleGetGlobal_v2(
         _, address: Out<CUdeviceptr>, size: Out<usize>, module: CUmodule, name: In<c_char>
     ) {
-        // Documented: both results may be left out. A guess: not both at once.
+        // Documented: each result is optional. A guess: not both.
         if address.required().is_err() && size.required().is_err() {
             return Err(INVALID_VALUE);
         }
         name.text()?;
         state()?.module(module)?;
-        // Variables of modules are not simulated.
+        // Module variables are not simulated.
         Err(CUresult::CUDA_ERROR_NOT_FOUND)
     }
 

@@ -1,5 +1,5 @@
-//! Modules, libraries, kernels, and what launches them. The simulator reads the declarations of PTX, and
-//! runs a few kernels, which it knows by name.
+//! Modules, libraries, kernels and their launch. The simulator parses the declarations of PTX, and runs a few kernels,
+//! which it knows by name.
 
 mod attributes;
 mod code;
@@ -28,7 +28,7 @@ use code::{Code, Entry};
 pub(crate) use kernel::Work;
 use link::Link;
 
-/// How many kernels an image has, or the line at which it is refused.
+/// Number of kernels in an image, or the line where it is refused.
 pub(crate) fn kernels(image: &[u8]) -> Result<usize, usize> {
     let texts = image::texts(image.as_ptr().cast(), image.len());
     let code = texts.and_then(|texts| image::understand(&texts));
@@ -44,7 +44,7 @@ type KernelId = u64;
 
 const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 
-/// What the files of this folder export.
+/// The exports of this folder.
 pub(crate) static EXPORTS: [&[&Export]; 6] = [
     function::EXPORTS,
     launch::EXPORTS,
@@ -54,10 +54,10 @@ pub(crate) static EXPORTS: [&[&Export]; 6] = [
     occupancy::EXPORTS,
 ];
 
-/// Everything that was loaded.
+/// All loaded code.
 #[derive(Debug)]
 pub(crate) struct Modules {
-    /// Code is loaded when it is first used, not when it is first named.
+    /// Code is loaded on first use, not when first looked up.
     is_lazy: bool,
     modules: BTreeMap<ModuleId, Module>,
     functions: BTreeMap<FunctionId, Function>,
@@ -66,7 +66,7 @@ pub(crate) struct Modules {
     links: BTreeMap<u64, Link>,
 }
 
-/// Code in a context.
+/// Code loaded into a context.
 #[derive(Debug)]
 struct Module {
     context: ContextId,
@@ -74,7 +74,7 @@ struct Module {
     code: Arc<Code>,
     /// The library that it is a copy of.
     library: Option<LibraryId>,
-    /// Those that were asked for, by the place of their entry.
+    /// The functions looked up so far, by entry index.
     functions: BTreeMap<usize, FunctionId>,
 }
 
@@ -85,22 +85,22 @@ struct Function {
     code: Arc<Code>,
     entry: usize,
     is_loaded: bool,
-    /// Attributes that the program has set.
+    /// Attributes set by the program.
     set: BTreeMap<u32, i32>,
 }
 
-/// Code in no context.
+/// Code without a context.
 #[derive(Debug)]
 struct Library {
-    /// Or what is wrong with it, which only those hear who want a kernel.
+    /// The code, or its error, which only kernel lookups return.
     code: Result<Arc<Code>, CUresult>,
-    /// In the order of the entries.
+    /// In entry order.
     kernels: Vec<KernelId>,
-    /// Its copies.
+    /// Its copies in contexts.
     modules: BTreeMap<ContextId, ModuleId>,
 }
 
-/// A kernel in no context.
+/// A kernel without a context.
 #[derive(Debug)]
 struct Kernel {
     library: LibraryId,
@@ -120,8 +120,7 @@ impl Kernel {
     }
 }
 
-/// Documented: lazy loading is the default on Linux from CUDA 12.2 on. A guess: a value that is neither
-/// of the two means the default.
+/// Documented: lazy loading is the default on Linux from CUDA 12.2 on. A guess: an unknown value means the default.
 fn is_lazy(value: Option<&str>, version: u32) -> bool {
     match value {
         Some("LAZY") => true,
@@ -143,7 +142,7 @@ impl Modules {
         }
     }
 
-    /// Modules of the program, libraries, images in contexts, and linkers.
+    /// Counts of modules loaded by the program, libraries, images in contexts, and linkers.
     pub(crate) fn live(&self) -> [u64; 4] {
         let modules = self.modules.values();
         let own = modules.filter(|module| module.library.is_none());
@@ -158,14 +157,13 @@ impl Modules {
 }
 
 impl State {
-    /// Images that are loaded on a device.
+    /// Number of images loaded on a device.
     pub(crate) fn images(&self, device: usize) -> u64 {
         let modules = self.modules.modules.values();
         modules.filter(|module| module.device == device).count() as u64
     }
 
-    // A guess, of all kinds of handles here: null, unknown and given back are INVALID_HANDLE. The driver
-    // may crash.
+    // A guess for all kinds of handles here: null, unknown and destroyed ones are INVALID_HANDLE. The driver may crash.
     fn module(&mut self, handle: CUmodule) -> Answer<(ModuleId, &mut Module)> {
         let id = from_handle(handle);
         let module = self.modules.modules.get_mut(&id).ok_or(INVALID_HANDLE)?;
@@ -208,7 +206,7 @@ impl State {
         Ok(id)
     }
 
-    /// The function of an entry of a module, always the same one.
+    /// The function of a module's entry, the same on every call.
     fn function_of(&mut self, module: ModuleId, entry: usize) -> Answer<FunctionId> {
         let id = self.new_handle(HandleKind::Function);
         let is_loaded = !self.modules.is_lazy;
@@ -229,14 +227,14 @@ impl State {
         Ok(id)
     }
 
-    /// The code of a function is in its context from now on.
+    /// Marks the code of a function as loaded.
     fn load_function(&mut self, id: FunctionId) {
         if let Some(function) = self.modules.functions.get_mut(&id) {
             function.is_loaded = true;
         }
     }
 
-    /// The copy of a library in a context, made when it is first needed there.
+    /// The copy of a library in a context, created on first use there.
     fn copy_of(&mut self, library: LibraryId, context: ContextId) -> Answer<ModuleId> {
         let found = self.modules.libraries.get(&library).ok_or(INVALID_HANDLE)?;
         if let Some(module) = found.modules.get(&context) {
@@ -257,7 +255,7 @@ impl State {
         Ok(library.is_some_and(|library| library.modules.contains_key(&context)))
     }
 
-    /// The function that a kernel is in a context.
+    /// The function of a kernel in a context.
     fn bind(&mut self, kernel: KernelId, context: ContextId) -> Answer<FunctionId> {
         let found = self.modules.kernels.get(&kernel).ok_or(INVALID_HANDLE)?;
         let (library, entry) = (found.library, found.entry);
@@ -265,7 +263,7 @@ impl State {
         self.function_of(module, entry)
     }
 
-    /// The function behind a handle that may also be a kernel's: that is bound to the context.
+    /// The function of a handle. A kernel handle is bound to the context.
     fn function_in(&mut self, handle: CUfunction, context: ContextId) -> Answer<FunctionId> {
         let id = from_handle(handle);
         if self.modules.kernels.contains_key(&id) {
@@ -274,19 +272,19 @@ impl State {
         self.function(handle).map(|_| id)
     }
 
-    /// A new context has all libraries, unless they are loaded when they are used.
+    /// Loads all libraries into a new context, unless loading is lazy.
     pub(crate) fn load_libraries_into(&mut self, context: ContextId) {
         if self.modules.is_lazy {
             return;
         }
         let libraries: Vec<LibraryId> = self.modules.libraries.keys().copied().collect();
         for library in libraries {
-            // Cannot fail: both are there.
+            // Cannot fail: both exist.
             let _ = self.copy_of(library, context);
         }
     }
 
-    /// A context is gone, and what was loaded into it.
+    /// Unloads everything from a destroyed context.
     pub(crate) fn end_modules_of(&mut self, context: ContextId) {
         let modules = self.modules.modules.iter();
         let its = modules.filter(|(_, module)| module.context == context);

@@ -1,4 +1,4 @@
-//! How many blocks of a kernel fit a multiprocessor. Registers are no limit here: nothing is compiled.
+//! Occupancy: blocks of a kernel per multiprocessor. Registers are no limit here, as nothing is compiled.
 
 use std::ffi::{c_int, c_uint};
 
@@ -9,30 +9,30 @@ use super::{FunctionId, INVALID_HANDLE};
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::state::{State, state};
 
-/// Of one multiprocessor.
+/// Limits of one multiprocessor.
 const THREADS: u32 = 2048;
 const BLOCKS: u32 = 32;
 const SHARED: u64 = 228 << 10;
-/// Shared memory of each block that the system keeps.
+/// Shared memory per block that the system reserves.
 const SHARED_OF_SYSTEM: u64 = 1024;
 
 const WARP: u32 = 32;
 pub(super) const MULTIPROCESSORS: u32 = 132;
 
-/// What one has to know of a function.
+/// The limits of a function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Threads of a block at most.
+    /// Maximum threads per block.
     pub(super) threads: u32,
-    /// Shared memory that each block has, and that it may be given.
+    /// Shared memory of each block: static, and maximum dynamic.
     pub(super) shared: u32,
     pub(super) dynamic: u32,
 }
 
 impl Limits {
-    /// Blocks of so many threads that run at once.
+    /// Number of blocks with `threads` threads each that run at once.
     pub(super) fn blocks(&self, threads: u32, dynamic: u64) -> u32 {
-        // A guess: what could not be launched does not fit.
+        // A guess: a block that could not be launched does not fit.
         if threads > self.threads || dynamic > self.dynamic.into() {
             return 0;
         }
@@ -42,14 +42,14 @@ impl Limits {
         BLOCKS.min(by_threads).min(by_shared)
     }
 
-    /// The size of block that keeps the most threads busy, of several the largest, and how many of those
-    /// blocks run at once.
+    /// The block size that keeps the most threads busy, the largest of equals, and the number of those blocks that run
+    /// at once.
     fn best(&self, limit: u32, dynamic: impl Fn(u32) -> u64) -> (u32, u32) {
         let largest = match limit {
             0 => self.threads,
             limit => limit.min(self.threads),
         };
-        // Whole warps, after the largest block that may be none.
+        // Whole warps, after the largest block, which may not be one.
         let whole = (1..=largest / WARP).rev().map(|warps| warps * WARP);
         let mut best = (0, 0);
         for size in [largest].into_iter().chain(whole) {
@@ -80,10 +80,10 @@ impl State {
     }
 }
 
-/// The limits of a function, or of a kernel in the current context. The state is not locked behind this:
-/// the program's code runs.
+/// The limits of a function, or of a kernel in the current context. Releases the state lock, because the program's code
+/// runs next.
 fn limits(function: CUfunction, flags: c_uint) -> Answer<Limits> {
-    // The one flag there is says how memory is cached.
+    // The only flag concerns caching.
     if flags > 1 {
         return Err(INVALID_VALUE);
     }
@@ -122,7 +122,7 @@ fn best_block(
     let limit = u32::try_from(limit).map_err(|_| INVALID_VALUE)?;
     let limits = limits(function, flags)?;
     let dynamic = |threads: u32| match dynamic_of {
-        // SAFETY: the program gave this function to be called with a number of threads.
+        // SAFETY: the program passed this function to be called with a number of threads.
         Some(of) => (unsafe { of(threads.cast_signed()) }) as u64,
         None => dynamic as u64,
     };

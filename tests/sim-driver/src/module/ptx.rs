@@ -1,6 +1,5 @@
-//! What the simulator understands of PTX: which kernels a text has, what they take, and whether it is
-//! one. The instructions are looked at one by one and not together: types, registers and labels are not
-//! checked, where the driver's compiler checks them.
+//! The simulator's view of PTX: the kernels of a text, their parameters, and whether it is valid. Instructions are
+//! checked one by one: types, registers and labels are not checked, unlike in the driver's compiler.
 
 use std::ffi::CString;
 
@@ -9,19 +8,19 @@ use cuda_driver_sys::CUresult;
 use super::code::{Code, DEVICE_TARGET, Entry, Parameter, Refusal};
 use super::tokens::{Token, begins_a_statement, tokens};
 
-/// The newest PTX that a driver of this CUDA version knows.
+/// The newest PTX version that a driver of this CUDA version supports.
 pub(super) fn newest_of(version: u32) -> (u32, u32) {
     let (major, minor) = (version / 1000, version % 1000 / 10);
     match (major, minor) {
         (11, minor) => (7, minor),
-        // PTX 8.5 is that of two versions of CUDA.
+        // Two CUDA versions share PTX 8.5.
         (12, minor) if minor > 5 => (8, minor - 1),
         (12, minor) => (8, minor),
         (major, minor) => (major.saturating_sub(4), minor),
     }
 }
 
-/// Reads a text.
+/// Parses a text.
 pub(super) fn parse(text: &str, newest: (u32, u32)) -> Result<Code, Refusal> {
     let mut parser = Parser {
         tokens: tokens(text)?,
@@ -38,20 +37,20 @@ pub(super) fn parse(text: &str, newest: (u32, u32)) -> Result<Code, Refusal> {
     parser.declarations(target)
 }
 
-/// Where one is in a text.
+/// A position in a text.
 struct Parser<'a> {
     tokens: Vec<Token<'a>>,
     at: usize,
 }
 
-/// Memory that statements declare.
+/// Memory declared by statements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Declared {
     shared: u32,
     local: u32,
 }
 
-/// What no device has is still a number: a launch refuses it.
+/// Sizes saturate: a launch refuses what exceeds the device.
 impl Declared {
     fn add_shared(&mut self, statement: &[Token<'_>]) {
         self.shared = self.shared.saturating_add(bytes_of(statement));
@@ -138,7 +137,7 @@ impl<'a> Parser<'a> {
         while self.takes(",") {
             self.name()?;
         }
-        // Measured: the code of this error, whether or not this version of PTX has the target.
+        // Measured: this error code, whether or not this PTX version has the target.
         if target > DEVICE_TARGET {
             let what = format!("{} is no target for sm_{DEVICE_TARGET}", token.text);
             return Err(Refusal::syntax(token.line, what));
@@ -178,7 +177,7 @@ impl<'a> Parser<'a> {
                 _ => return Err(unexpected(token, "a declaration")),
             }
         }
-        // A guess: shared memory outside of the kernels is every kernel's.
+        // A guess: shared memory declared outside the kernels counts for each kernel.
         for entry in &mut code.entries {
             entry.shared = entry.shared.saturating_add(shared);
         }
@@ -220,7 +219,7 @@ impl<'a> Parser<'a> {
         Ok(entry)
     }
 
-    /// From behind the opening to behind the closing parenthesis.
+    /// From after the opening to after the closing parenthesis.
     fn parameters(&mut self) -> Result<Vec<Parameter>, Refusal> {
         let mut all: Vec<Parameter> = Vec::new();
         if self.takes(")") {
@@ -233,7 +232,7 @@ impl<'a> Parser<'a> {
                 let token = self.next()?;
                 match token.text {
                     ".align" if size.is_none() => align = self.number()?.max(1) as usize,
-                    // What a pointer points at.
+                    // The alignment of a pointer's target.
                     ".align" => {
                         self.number()?;
                     }
@@ -266,7 +265,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A function that only kernels call.
+    /// A device function.
     fn function(&mut self) -> Result<(), Refusal> {
         loop {
             let token = self.next()?;
@@ -284,7 +283,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// From behind the opening to behind the closing brace.
+    /// From after the opening to after the closing brace.
     fn body(&mut self) -> Result<Declared, Refusal> {
         let mut declared = Declared::default();
         let mut depth = 1;
@@ -317,7 +316,7 @@ impl<'a> Parser<'a> {
         Ok(declared)
     }
 
-    /// Up to and with the semicolon.
+    /// Up to and including the semicolon.
     fn statement(&mut self, first: Token<'a>) -> Result<Vec<Token<'a>>, Refusal> {
         let mut all = Vec::new();
         let mut depth = 0_usize;
@@ -360,7 +359,7 @@ fn unexpected(token: Token<'_>, wanted: &str) -> Refusal {
     Refusal::syntax(token.line, what)
 }
 
-/// Bytes of a type such as `.u32`.
+/// Size of a type such as `.u32`.
 fn size_of_type(text: &str) -> Option<usize> {
     match text {
         ".texref" | ".samplerref" | ".surfref" => Some(8),
@@ -378,7 +377,7 @@ fn size_of_type(text: &str) -> Option<usize> {
     }
 }
 
-/// Bytes that a declaration of variables asks for; what lies between them is not counted.
+/// Bytes that a declaration of variables requests, without padding.
 fn bytes_of(statement: &[Token<'_>]) -> u32 {
     let (mut size, mut vector, mut total, mut current) = (0_u32, 1, 0_u32, 0_u32);
     let mut tokens = statement.iter().map(|token| token.text);

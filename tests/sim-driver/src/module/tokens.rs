@@ -1,8 +1,8 @@
-//! The words of a PTX text.
+//! The tokens of a PTX text.
 
 use super::code::Refusal;
 
-/// One word, number or sign, and the line that it is on.
+/// One word, number or symbol, and its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) text: &'a str,
@@ -10,7 +10,7 @@ pub(super) struct Token<'a> {
 }
 
 impl Token<'_> {
-    /// Whether it can be the name of something.
+    /// Whether it can be a name.
     pub(super) fn is_name(&self) -> bool {
         self.text
             .starts_with(|c: char| c.is_ascii_alphabetic() || "_$%".contains(c))
@@ -22,7 +22,7 @@ fn is_part_of_a_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"_$%.".contains(&byte)
 }
 
-/// Takes a text apart; comments and blanks are gone.
+/// Splits a text into tokens, without comments and whitespace.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Refusal> {
     let bytes = text.as_bytes();
     let mut all = Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Refusal> {
     Ok(all)
 }
 
-/// The length of the word that a text begins with: `%tid.x`, `7.0`, `st.shared::cta.u32`.
+/// The length of the word at the start of a text: `%tid.x`, `7.0`, `st.shared::cta.u32`.
 fn word(text: &str) -> usize {
     let bytes = text.as_bytes();
     let mut len = 0;
@@ -69,7 +69,7 @@ fn word(text: &str) -> usize {
     }
 }
 
-/// Instructions, without what follows their first point.
+/// Instructions, up to their first dot.
 const INSTRUCTIONS: &str = "abs activemask add addc alloca and applypriority atom bar barrier bfe \
     bfi bfind bmsk bra brev brkpt brx call clusterlaunchcontrol clz cnot copysign cos cp \
     createpolicy cvt cvta discard div dp2a dp4a elect ex2 exit fence fma fns getctarank \
@@ -81,11 +81,11 @@ const INSTRUCTIONS: &str = "abs activemask add addc alloca and applypriority ato
     vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 vsub4 wgmma \
     wmma xor";
 
-/// What a statement inside a function may begin with besides an instruction.
+/// What a statement inside a function may start with, besides an instruction.
 const DIRECTIVES: &str = ".branchtargets .callprototype .calltargets .const .global .local .param \
     .pragma .reg .shared .tex";
 
-/// Whether a statement may begin with this word.
+/// Whether a statement may start with this word.
 pub(super) fn begins_a_statement(word: &str) -> bool {
     if word.starts_with('.') {
         return DIRECTIVES.split_whitespace().any(|known| known == word);

@@ -1,4 +1,4 @@
-//! Which devices may touch the memory of a pool.
+//! Device access to the memory of a pool.
 
 use std::ffi::c_int;
 
@@ -17,8 +17,7 @@ const READ: u32 = 1;
 pub(super) const READWRITE: u32 = 3;
 
 impl Pool {
-    /// What a device may do here, as the pool says. Measured: a managed pool says that nobody may
-    /// do anything, until somebody sets it.
+    /// A device's access according to the pool. Measured: a managed pool reports no access until it is set.
     pub(crate) fn access_of(&self, device: usize) -> u32 {
         if self.device == Some(device) {
             return READWRITE;
@@ -26,13 +25,13 @@ impl Pool {
         self.access.get(&device).copied().unwrap_or(NONE)
     }
 
-    /// Whether a device reaches the memory.
+    /// Whether a device can access the memory.
     pub(crate) fn is_open_to(&self, device: usize) -> bool {
         self.properties.is_managed() || self.access_of(device) != NONE
     }
 }
 
-/// What kind of imported pool a request is about, and who may use it.
+/// The kind of a pool, imported or not.
 impl State {
     fn kind_of(&mut self, pool: CUmemoryPool) -> Answer<Of> {
         if let Some(imported) = self.sharing.imported.get(&from_handle(pool)) {
@@ -48,7 +47,7 @@ impl State {
 }
 
 impl Imported {
-    /// What a device may do here: the access of the exporter's devices is not inherited.
+    /// A device's access; that of the exporter's devices is not inherited.
     fn access_of(&self, device: usize) -> u32 {
         if self.device == Some(device) {
             return READWRITE;
@@ -61,16 +60,16 @@ impl Imported {
     }
 }
 
-/// Whose access an entry of a request is about.
+/// The accessor in an entry of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Device(usize),
-    /// The host, of whatever number.
+    /// The host, with any number.
     Host,
     Nobody,
 }
 
-/// What kind of pool a request is about, as far as its answers differ.
+/// The kind of pool in a request, as far as results differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Device(usize),
@@ -92,13 +91,12 @@ fn who(state: &State, of: Of, wish: &CUmemAccessDesc) -> Answer<Who> {
     }
 }
 
-/// The flags of one entry of a request, if that one may have them. As measured, but for devices
-/// that are no peers.
+/// The flags of one entry of a request, if allowed for it. As measured, except for devices without peer access.
 fn flags_of(state: &State, of: Of, who: Who, wish: &CUmemAccessDesc) -> Answer<u32> {
     let flags = wish.flags.0;
     match (of, who) {
         _ if ![NONE, READ, READWRITE].contains(&flags) => Err(INVALID_VALUE),
-        // Nobody takes anything from the owner.
+        // The owner's access cannot be revoked.
         (Of::Device(owner), Who::Device(device)) if owner == device && flags == NONE => {
             Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
         }
@@ -121,7 +119,7 @@ exports! {
         let mut state = state()?;
         let of = state.kind_of(pool)?;
         let wishes = wishes.required()?.read_all(count)?;
-        // The whole list is checked before any of it counts, all devices first.
+        // The whole list is checked before any entry takes effect, all devices first.
         let named: Vec<Who> = wishes
             .iter()
             .map(|wish| who(&state, of, wish))
@@ -169,7 +167,7 @@ exports! {
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                // Measured for an imported pool of a device; that of a host's is a guess.
+                // Measured for an imported pool of a device; for one of the host it is a guess.
                 if state.sharing.imported.contains_key(&from_handle(pool)) {
                     NONE
                 } else {

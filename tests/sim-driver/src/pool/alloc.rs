@@ -1,4 +1,4 @@
-//! Allocating from pools and freeing in stream order.
+//! Allocation from pools, and frees in stream order.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,7 @@ use crate::state::{State, from_handle, state};
 
 impl State {
     fn allocate_from(&mut self, pool: PoolId, size: usize, stream: StreamId) -> Answer<u64> {
-        // Measured: nothing asked for is nothing given, and no error.
+        // Measured: size 0 yields null without an error.
         if size == 0 {
             return Ok(0);
         }
@@ -37,7 +37,7 @@ impl State {
         for index in &plan.chunks {
             pool.mapping.commit(index * chunk, chunk)?;
         }
-        // Waits come before the allocation in the stream's order.
+        // The waits come before the allocation in stream order.
         for freed in &plan.waits {
             let queue = &self.streams.get(&stream).ok_or(INVALID_VALUE)?.queue;
             queue.push(Task::Wait(freed.mark.clone()))?;
@@ -51,7 +51,7 @@ impl State {
         Ok(pool.base() + plan.start)
     }
 
-    /// Where a block would go now.
+    /// The placement of a block at this point.
     fn plan(&mut self, pool: PoolId, size: u64, stream: StreamId) -> Answer<Option<Plan>> {
         let memory = self.knobs.memory;
         let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
@@ -69,14 +69,14 @@ impl State {
         Ok(space.plan(size, stream, &self.clocks, reuse, available))
     }
 
-    /// What the driver does when there is no room, each step as measured: it takes back what the
-    /// other pools of the device keep, then lets the stream wait for another's free if it may, and
-    /// at last fails, with all the memory taken that the device had left.
+    /// The driver's steps when there is no room, each as measured: it takes unused memory from the device's other
+    /// pools, then lets the stream wait for another stream's free if allowed, and finally fails, having taken all
+    /// memory left on the device.
     fn plan_under_pressure(&mut self, id: PoolId, size: u64, stream: StreamId) -> Answer<Plan> {
         let out_of_memory = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let pool = self.pools.get(&id).ok_or(INVALID_VALUE)?;
         let device = pool.device;
-        // A request larger than its address space touches nothing.
+        // A request larger than the address space changes nothing.
         if size > pool.space.address_space() {
             return Err(out_of_memory);
         }
@@ -91,7 +91,7 @@ impl State {
         {
             return Ok(plan);
         }
-        // The limit of the pool is looked at before anything is taken, that of the device is not.
+        // The pool's limit is checked before anything is taken, the device's is not.
         if pool.space.reserved.current.saturating_add(size) <= pool.space.limit() {
             let chunk = pool.space.chunk();
             let chunks = pool.space.grow_in_vain(available);
@@ -105,8 +105,8 @@ impl State {
         Err(out_of_memory)
     }
 
-    /// Gives back what the pools of a device keep unused, whatever their thresholds; not `except`,
-    /// which asks for more.
+    /// Releases the unused memory of a device's pools, whatever their thresholds, except that of `except`, the
+    /// requester.
     pub(crate) fn take_back_unused(&mut self, device: Option<usize>, except: Option<PoolId>) {
         let pools = self.pools.iter();
         let pools: Vec<PoolId> = pools
@@ -118,8 +118,7 @@ impl State {
         }
     }
 
-    /// The device of a stream; NOT_SUPPORTED if that has no pools: allocating and freeing in stream
-    /// order is what they are for.
+    /// The device of a stream; NOT_SUPPORTED if it has no pools, which allocating and freeing in stream order need.
     fn check_pools_of(&self, stream: StreamId) -> Answer<usize> {
         let device = self.stream(stream)?.device;
         self.check_pools(device)?;
@@ -161,8 +160,8 @@ impl State {
         }
     }
 
-    /// A free in stream order of memory that is of no pool. Measured: that of `cuMemAlloc` stays until
-    /// the host synchronises, and managed memory cannot be freed like this.
+    /// Frees memory outside the pools in stream order. Measured: `cuMemAlloc` memory stays until the host synchronises,
+    /// and managed memory cannot be freed this way.
     fn free_outside_pools(&mut self, address: u64, at: Point) -> Answer {
         match self.allocations.get_mut(&address) {
             Some(allocation) if allocation.kind == Kind::Managed => {
@@ -179,7 +178,7 @@ impl State {
         }
     }
 
-    /// `cuMemFree` on pool memory: at once, without waiting. False if it is no pool's.
+    /// `cuMemFree` of pool memory: immediate, without a wait. False if the address is not in a pool.
     pub(crate) fn free_pool_memory_now(&mut self, address: u64) -> Answer<bool> {
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {
@@ -201,7 +200,7 @@ impl State {
     }
 }
 
-/// Writes the address, and null where there is none.
+/// Writes the address, or null on failure.
 fn write(out: Out<CUdeviceptr>, address: Answer<u64>) -> Answer {
     match address {
         Ok(address) => out.write(address),

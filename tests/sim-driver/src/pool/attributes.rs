@@ -1,4 +1,4 @@
-//! The numbers of a pool, and trimming.
+//! Pool attributes and trimming.
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool};
 
@@ -6,13 +6,13 @@ use super::Pool;
 use crate::export::{Answer, INVALID_VALUE, Value, exports};
 use crate::state::{from_handle, state};
 
-/// A value and how wide the driver writes it.
+/// A value with the width that the driver writes.
 enum Width {
     Int(i32),
     Long(u64),
 }
 
-/// The version from which on an attribute exists.
+/// The version that introduced an attribute.
 fn since(attribute: u32) -> u32 {
     match attribute {
         1..=4 => 11020,
@@ -60,7 +60,7 @@ fn set(pool: &mut Pool, attribute: u32, value: Value) -> Answer {
     Ok(())
 }
 
-/// Rounds up to a power of two. Measured: close to the largest number it comes out as nothing.
+/// Rounds up to a multiple of `step`, a power of two. Measured: near the largest number the result is 0.
 fn round_up(value: u64, step: u64) -> u64 {
     value.wrapping_add(step - 1) & !(step - 1)
 }

@@ -1,4 +1,4 @@
-//! Making and destroying pools, and a device's default and current pool.
+//! Creating and destroying pools, and a device's default and current pool.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use super::{PoolId, supported};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, from_handle, state, to_handle};
 
-/// What a pool was asked to be.
+/// The requested properties of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Properties {
     pub(crate) kind: CUmemAllocationType,
@@ -46,24 +46,24 @@ impl Properties {
         self.kind == MANAGED
     }
 
-    /// Whether the memory is the host's.
+    /// Whether the memory is on the host.
     pub(super) fn is_host(&self) -> bool {
         [HOST, HOST_NUMA].contains(&self.location.0) && !self.is_managed()
     }
 
-    /// The device that the memory comes from.
+    /// The device that provides the memory.
     pub(super) fn device(&self) -> Option<usize> {
         let (kind, id) = self.location;
         let id = usize::try_from(id).ok();
         id.filter(|_| kind == DEVICE && !self.is_managed())
     }
 
-    /// As measured, and as documented for what was not.
+    /// As measured, or as documented where not measured.
     fn check(props: &CUmemPoolProps, state: &State) -> Answer<Self> {
         let version = state.knobs.version;
         let (kind, id) = location_parts(props.location);
         let types = props.handleTypes.0;
-        // Managed pools take none of the extras, which is looked at before the location.
+        // Managed pools accept no optional properties; this is checked before the location.
         let is_managed = props.allocType == MANAGED && version >= 13000;
         if is_managed && (types != 0 || props.maxSize != 0 || props.usage != 0) {
             return Err(INVALID_VALUE);
@@ -72,7 +72,7 @@ impl Properties {
         if is_managed && !known {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        // Bytes that the simulated version does not know yet must be zero.
+        // Bytes unknown to the simulated version must be zero.
         let too_new = props.reserved.iter().any(|byte| *byte != 0)
             || props.maxSize != 0 && version < 12020
             || props.usage != 0 && version < 12060
@@ -92,7 +92,7 @@ impl Properties {
             MANAGED => is_managed,
             _ => false,
         };
-        // WIN32 handles are refused here, whatever the mask says.
+        // WIN32 handles are refused here, whatever the mask.
         let unshareable =
             types & !(state.knobs.handle_types & 0b1001) != 0 || types & 8 != 0 && version < 12030;
         if too_new || !allowed || !is_there || unshareable {
@@ -128,8 +128,8 @@ impl State {
         supported(is_there)
     }
 
-    /// NOT_SUPPORTED where no pools can be made. A device that is not there is refused as such
-    /// later on, unless no device has pools.
+    /// NOT_SUPPORTED where no pools can be created. A nonexistent device is refused as such later, unless no device has
+    /// pools.
     fn check_pools_at(&self, location: CUmemLocation) -> Answer {
         match location_parts(location) {
             (DEVICE, id) => match self.ordinal(id) {
@@ -155,13 +155,13 @@ impl State {
         let users = pool.users.clone();
         let id: PoolId = from_handle(handle);
         if outstanding > 0 {
-            // Documented as fine. An H200 answers SUCCESS, and crashes some pools later.
+            // Documented as valid. An H200 returns SUCCESS, and crashes some pools later.
             self.reports.add(format!(
                 "early end: pool {id:#x} is destroyed with {outstanding} blocks alive or to be freed"
             ));
         }
         if self.waited_for.iter().any(|stream| users.contains(stream)) {
-            // Nowhere documented. An H100 answers SUCCESS, and the thread that waits crashes or hangs.
+            // Not documented. An H100 returns SUCCESS, and the waiting thread crashes or hangs.
             self.reports.add(format!(
                 "end beside a wait: pool {id:#x} is destroyed while a thread waits for a stream that used it"
             ));
@@ -177,7 +177,7 @@ impl State {
     }
 }
 
-/// Measured: some functions say INVALID_VALUE of a device that is not there.
+/// Measured: some functions return INVALID_VALUE for a nonexistent device.
 fn unknown_device(code: CUresult) -> CUresult {
     match code {
         CUresult::CUDA_ERROR_INVALID_DEVICE => INVALID_VALUE,
@@ -216,8 +216,8 @@ exports! {
         let mut state = state()?;
         let device = state.ordinal(device).map_err(unknown_device)?;
         state.check_pools(device)?;
-        // Measured: a managed pool that prefers the device is taken too, and is then the current
-        // one for managed memory there.
+        // Measured: a managed pool that prefers the device is also accepted, and becomes the current one for managed
+        // memory there.
         let (kind, id) = state.pool(pool)?.properties.location;
         if kind != DEVICE || usize::try_from(id) != Ok(device) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -1,16 +1,16 @@
-//! Where a new block goes: which freed ranges its stream may take, and which of them fits best.
+//! Placement of new blocks: which freed ranges a stream may reuse, and which of them fits best.
 
 use super::space::{Freed, Space};
 use crate::clock::{Clocks, StreamId};
 
-/// The ways of reuse between streams, without waiting, that a pool may allow.
+/// The kinds of reuse across streams without waiting that a pool allows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reuse {
     pub(crate) follow_events: bool,
     pub(crate) opportunistic: bool,
 }
 
-/// Where a new block may go, and what it takes.
+/// The place for a new block, and what it requires.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) start: u64,
@@ -21,16 +21,15 @@ pub(crate) struct Plan {
     pub(crate) waits: Vec<Freed>,
 }
 
-/// A candidate: best is the one that needs the fewest chunks, then the tightest, then the lowest.
+/// The rank of a candidate: fewest new chunks first, then tightest, then lowest.
 type Rank = (u64, u64, u64);
 
 impl Space {
-    /// Finds a place for `size` bytes on `stream` without waiting; `available` is what the device
-    /// could still give.
+    /// Finds a place for `size` bytes on `stream` without waiting; `available` is what the device can still provide.
     ///
-    /// What the stream freed itself is taken first, then what is anybody's, then what another
-    /// stream freed before a moment that this one waited for; then the pool grows. Neighbours make
-    /// one place only if they are of one kind.
+    /// Memory that the stream freed itself is preferred, then memory free for every stream, then memory that another
+    /// stream freed before a point that this one waited for; then the pool grows. Adjacent ranges are combined only if
+    /// they are of the same kind.
     pub(crate) fn plan(
         &mut self,
         size: u64,
@@ -61,7 +60,7 @@ impl Space {
         Some(self.plan_at(start, len, stream, false))
     }
 
-    /// Finds a place that another stream still has to free: the driver's last resort.
+    /// Finds a place that another stream has yet to free: the driver's last resort.
     pub(crate) fn plan_waiting(&self, size: u64, stream: StreamId) -> Option<Plan> {
         let len = self.rounded(size)?;
         let start = self.others_fit(len, |_| true)?;
@@ -73,9 +72,8 @@ impl Space {
         (len > 0 && len <= self.capacity).then_some(len)
     }
 
-    /// What the stream freed itself, or else what is anybody's. That the own place is taken although
-    /// it is larger was measured for one and a half times the size; that it is not at any price is
-    /// a guess.
+    /// The stream's own freed memory, or else memory free for every stream. Measured: its own is preferred even at 1.5
+    /// times the size. A guess: not at any size.
     fn quick_fit(&self, len: u64, stream: StreamId) -> Option<u64> {
         let own = self.own_fit(len, stream);
         let idle = || self.idle_fit(len);
@@ -90,7 +88,7 @@ impl Space {
         .map(|(start, _)| start)
     }
 
-    /// The tightest of what the stream freed itself; of equals, the one freed first.
+    /// The tightest range that the stream freed itself; among equals, the one freed first.
     fn own_fit(&self, len: u64, stream: StreamId) -> Option<(u64, u64)> {
         let own = self.own.get(&stream)?;
         let (_, size) = own.runs.best_fit(len)?;
@@ -99,18 +97,18 @@ impl Space {
         Some((first, size))
     }
 
-    /// The tightest of what anybody may take and that has memory behind it.
+    /// The tightest range that is free for every stream and backed by memory.
     fn idle_fit(&self, len: u64) -> Option<(u64, u64)> {
         let (start, size) = self.idle.best_fit(len)?;
         if self.missing(start, len).next().is_none() {
             return Some((start, size));
         }
-        // Ranges without memory lie in between: look at all.
+        // Ranges without memory are among them, so check all.
         let best = self.growing_fit(len).filter(|(chunks, _, _)| *chunks == 0);
         best.map(|(_, size, start)| (start, size))
     }
 
-    /// The tightest run that one other stream freed, of what is usable.
+    /// The tightest usable run freed by one other stream.
     fn others_fit(&self, len: u64, usable: impl Fn(&Freed) -> bool) -> Option<u64> {
         let mut best: Option<(u64, u64)> = None;
         let mut run: Option<(StreamId, u64, u64)> = None;
@@ -133,7 +131,7 @@ impl Space {
         best.map(|(_, start)| start)
     }
 
-    /// Where the fewest chunks are needed, of what is anybody's and the end of the range.
+    /// The place that needs the fewest new chunks, among ranges free for every stream and the end of the space.
     fn growing_fit(&self, len: u64) -> Option<Rank> {
         let mut best: Option<Rank> = None;
         let mut consider = |start: u64, end: u64| {
@@ -145,7 +143,7 @@ impl Space {
                 }
             }
         };
-        // The range may grow at its end, from a free run there if there is one.
+        // The space may grow at its end, starting with a free run there, if any.
         let mut tail = self.end;
         for (start, len) in self.idle.iter() {
             if start + len == self.end {
@@ -158,7 +156,7 @@ impl Space {
         best
     }
 
-    /// The first place in a run from which memory is there, if the run begins without.
+    /// The first backed position in a run that starts unbacked; otherwise its start.
     fn first_backed(&self, start: u64, end: u64) -> u64 {
         let mut at = start;
         while at < end.min(self.end) && !self.is_backed(at / self.chunk) {
@@ -172,7 +170,7 @@ impl Space {
         chunk.and_then(|chunk| self.backed.get(chunk)) == Some(&true)
     }
 
-    /// The chunks of a range that have no memory behind them.
+    /// The unbacked chunks of a range.
     fn missing(&self, start: u64, len: u64) -> impl Iterator<Item = u64> + '_ {
         (start / self.chunk..(start + len).div_ceil(self.chunk))
             .filter(|chunk| !self.is_backed(*chunk))
@@ -192,7 +190,7 @@ impl Space {
         }
     }
 
-    /// The starts of the freed ranges that overlap.
+    /// The starts of the overlapping freed ranges.
     pub(super) fn pending_in(&self, start: u64, len: u64) -> Vec<u64> {
         let before = self.pending.range(..start).next_back();
         let before = before.filter(|(at, freed)| **at + freed.len > start);

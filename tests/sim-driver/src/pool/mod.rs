@@ -1,4 +1,4 @@
-//! Memory pools: what one is, how it begins and how it ends.
+//! Memory pools: their definition, creation and destruction.
 
 mod access;
 mod alloc;
@@ -31,7 +31,7 @@ pub(crate) use space::{Block, Space};
 /// The number behind a `CUmemoryPool`.
 pub(crate) type PoolId = u64;
 
-/// What the files of this folder export.
+/// The exports of this folder.
 pub(crate) static EXPORTS: [&[&Export]; 5] = [
     access::EXPORTS,
     alloc::EXPORTS,
@@ -40,46 +40,46 @@ pub(crate) static EXPORTS: [&[&Export]; 5] = [
     place::EXPORTS,
 ];
 
-/// A pool without a limit of its own reserves the device's memory this many times, so that holes
-/// never keep it from growing.
+/// Address space that an unlimited pool reserves, as a multiple of the device's memory, so that fragmentation never
+/// prevents growth.
 const ADDRESS_SPACE_FACTOR: u64 = 2;
 
-/// A pool with a larger maximum is refused.
+/// Pools with a larger maximum are refused.
 const LARGEST_LIMIT: u64 = 1 << 46;
 
 /// A memory pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) properties: Properties,
-    /// The device that the memory is of; `None` on the host.
+    /// The device of the memory; `None` on the host.
     pub(crate) device: Option<usize>,
     pub(crate) is_default: bool,
-    /// The program has destroyed it; it goes when its last block is freed.
+    /// Destroyed by the program; removed when its last block is freed.
     pub(crate) is_destroyed: bool,
     pub(crate) space: Space,
     pub(crate) mapping: Mapping,
     pub(crate) reuse: [bool; 3],
     pub(crate) threshold: u64,
-    /// The streams that allocated or freed here: their synchronisation lets the pool shrink.
+    /// The streams that allocated or freed here. Synchronising with one lets the pool shrink.
     pub(crate) users: FxHashSet<StreamId>,
-    /// Access of devices, other than what every pool of this kind has.
+    /// Device access that differs from the default for this kind of pool.
     access: BTreeMap<usize, u32>,
-    /// What the pool says of the host's.
+    /// The host access that the pool reports.
     host_access: u32,
 }
 
 impl Pool {
-    /// Where its range begins.
+    /// Start of its range.
     pub(crate) fn base(&self) -> u64 {
         self.mapping.base()
     }
 
-    /// Whether an address lies in its range.
+    /// Whether its range contains an address.
     pub(crate) fn holds(&self, address: u64) -> bool {
         self.mapping.contains(address)
     }
 
-    /// Whether its memory is the host's.
+    /// Whether its memory is on the host.
     pub(crate) fn is_host(&self) -> bool {
         self.properties.is_host()
     }
@@ -139,7 +139,7 @@ impl State {
         Ok(id)
     }
 
-    /// The pool behind a handle.
+    /// The pool of a handle.
     pub(crate) fn pool(&mut self, handle: CUmemoryPool) -> Answer<&mut Pool> {
         self.pools
             .get_mut(&from_handle(handle))
@@ -147,7 +147,7 @@ impl State {
             .ok_or(INVALID_VALUE)
     }
 
-    /// The pool whose range holds an address.
+    /// The pool whose range contains an address.
     pub(crate) fn pool_at(&self, address: u64) -> Option<(PoolId, &Pool)> {
         let (_, id) = self.ranges.range(..=address).next_back()?;
         let pool = self.pools.get(id)?;
@@ -159,19 +159,19 @@ impl State {
         supported(self.knobs.has_pools(self.devices[device].index))
     }
 
-    /// The same of pools for memory that is no device's: one of the devices has to have pools.
+    /// The same for pools of memory on no device: one of the devices must have pools.
     pub(crate) fn check_any_pools(&self) -> Answer {
         let mut devices = self.devices.iter();
         supported(devices.any(|device| self.knobs.has_pools(device.index)))
     }
 
-    /// NOT_SUPPORTED if this device says itself that it has no pools. One whose pools are broken
-    /// names its default pool, and fails when memory is wanted of it.
+    /// NOT_SUPPORTED if this device reports that it has no pools. One with broken pools returns its default pool, and
+    /// fails to allocate from it.
     fn check_claim(&self, device: usize) -> Answer {
         supported(self.knobs.claims_pools(self.devices[device].index))
     }
 
-    /// The default pool of a device, which comes to be when it is first needed.
+    /// The default pool of a device, created on first use.
     pub(crate) fn default_pool(&mut self, device: c_int) -> Answer<PoolId> {
         let device = self.ordinal(device)?;
         self.check_claim(device)?;
@@ -183,7 +183,7 @@ impl State {
         Ok(id)
     }
 
-    /// The pool that `cuMemAllocAsync` takes from.
+    /// The pool of `cuMemAllocAsync`.
     pub(crate) fn current_pool(&mut self, device: c_int) -> Answer<PoolId> {
         let ordinal = self.ordinal(device)?;
         self.check_claim(ordinal)?;
@@ -193,7 +193,7 @@ impl State {
         }
     }
 
-    /// Removes a destroyed pool that has nothing left.
+    /// Removes a destroyed pool without live blocks.
     fn end_if_empty(&mut self, id: PoolId) {
         let pool = self.pools.get(&id);
         if !pool.is_some_and(|pool| pool.is_destroyed && pool.space.live_blocks() == 0) {
@@ -209,7 +209,7 @@ impl State {
         }
     }
 
-    /// Gives memory of a pool back to its device as far as `may_fall_to(now, then)` allows.
+    /// Releases pool memory to its device, as far as `may_fall_to(now, then)` allows.
     fn give_back(&mut self, id: PoolId, may_fall_to: impl Fn(u64, u64) -> bool) {
         let Some(pool) = self.pools.get_mut(&id) else {
             return;
@@ -225,14 +225,13 @@ impl State {
         }
     }
 
-    /// What a synchronise does to the pools above their threshold that a synchronised stream has
-    /// used.
+    /// The effect of synchronising: shrinks the pools above their threshold that a synchronised stream has used.
     pub(crate) fn shrink_pools(&mut self, pasts: &[Past]) {
         let streams: FxHashSet<StreamId> = pasts.iter().flat_map(Past::streams).collect();
         self.shrink_pools_if(|pool| !pool.users.is_disjoint(&streams));
     }
 
-    /// Gives memory of pools above their threshold back.
+    /// Shrinks pools above their threshold.
     pub(crate) fn shrink_pools_if(&mut self, is_wanted: impl Fn(&Pool) -> bool) {
         let above = self
             .pools
@@ -242,7 +241,7 @@ impl State {
         above.into_iter().for_each(|id| self.shrink_pool(id));
     }
 
-    /// Gives memory of one pool back as far as its threshold wants.
+    /// Shrinks one pool to its threshold.
     pub(crate) fn shrink_pool(&mut self, id: PoolId) {
         if let Some(pool) = self.pools.get(&id) {
             let threshold = pool.threshold;

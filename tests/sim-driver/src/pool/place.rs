@@ -1,5 +1,5 @@
-//! Default and current pools by location and type of allocation (CUDA 13.0). Those of device
-//! memory are the device's own.
+//! Default and current pools by location and type of allocation (CUDA 13.0). Those of device memory belong to the
+//! device.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use super::create::{DEVICE, HOST, HOST_NUMA, MANAGED, NONE, PINNED, Properties};
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::state::{State, from_handle, state, to_handle};
 
-/// What has a default pool, and a current one.
+/// A location and type with a default and a current pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     is_managed: bool,
@@ -21,8 +21,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// As measured: the number counts for devices and nodes only, and an unknown kind of location
-    /// is said before an unknown type of allocation.
+    /// As measured: the number matters for devices and nodes only, and an unknown location is reported before an
+    /// unknown allocation type.
     fn find(
         state: &State,
         kind: CUmemAllocationType,
@@ -42,7 +42,7 @@ impl Place {
             return Err(INVALID_VALUE);
         }
         match state.ordinal(id) {
-            // Even a device whose pools are broken names its default pool.
+            // Even a device with broken pools returns its default pool.
             Ok(device) if location == DEVICE && kind == PINNED => state.check_claim(device)?,
             Ok(device) if location == DEVICE => state.check_pools(device)?,
             _ => state.check_any_pools()?,
@@ -59,14 +59,14 @@ impl Place {
         })
     }
 
-    /// The device whose pools these are.
+    /// The device that owns these pools.
     fn device(self) -> Option<c_int> {
         (self.location == DEVICE.0 && !self.is_managed).then_some(self.id)
     }
 }
 
 impl State {
-    /// The place that a call names.
+    /// The place in the arguments of a call.
     fn place_of(&self, location: Out<CUmemLocation>, kind: CUmemAllocationType) -> Answer<Place> {
         let location = location_parts(location.as_input().read()?);
         Place::find(self, kind, location)
@@ -99,13 +99,13 @@ impl State {
         }
     }
 
-    /// The place that a pool's own properties name.
+    /// The place in a pool's own properties.
     fn place_of_pool(&mut self, pool: CUmemoryPool) -> Answer<Place> {
         let properties = self.pool(pool)?.properties;
         Place::find(self, properties.kind, properties.location)
     }
 
-    /// Makes a pool the current one of its place.
+    /// Makes a pool current for its place.
     pub(super) fn set_current(&mut self, pool: CUmemoryPool) -> Answer {
         let place = self.place_of_pool(pool)?;
         let id = from_handle(pool);

@@ -1,8 +1,8 @@
-//! A set of ranges that grow together where they touch, with a best-fit index.
+//! A set of ranges that merge when adjacent, with a best-fit index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranges of addresses, none overlapping, none touching.
+/// Ranges of addresses, neither overlapping nor adjacent.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     by_start: BTreeMap<u64, u64>,
@@ -20,7 +20,7 @@ impl Runs {
         self.by_len.remove(&(len, start));
     }
 
-    /// Adds a range that does not overlap what is there.
+    /// Adds a range that does not overlap the set.
     pub(crate) fn add(&mut self, mut start: u64, mut len: u64) {
         if len == 0 {
             return;
@@ -38,7 +38,7 @@ impl Runs {
         self.insert(start, len);
     }
 
-    /// Takes out whatever of the range is there.
+    /// Removes the part of the set within a range.
     pub(crate) fn remove(&mut self, start: u64, len: u64) {
         let end = start + len;
         while let Some((at, size)) = self.last_before(end).filter(|(at, size)| at + size > start) {
@@ -64,7 +64,7 @@ impl Runs {
         Some((start, size))
     }
 
-    /// The starts of all runs as short as that one.
+    /// The starts of all runs of that shortest length.
     pub(crate) fn best_fits(&self, len: u64) -> impl Iterator<Item = u64> + '_ {
         let shortest = self.best_fit(len).map(|(_, size)| size);
         let equal = self.by_len.range((shortest.unwrap_or(u64::MAX), 0)..);

@@ -1,5 +1,5 @@
-//! The bookkeeping of one pool: one growing range, what lives in it, what was freed when, and
-//! which chunks have memory behind them. No driver, no memory, no unsafe.
+//! The bookkeeping of one pool: one growing range, its live blocks, when its freed memory was freed, and which chunks
+//! are backed by memory. No driver, no memory, no unsafe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,22 @@ use super::runs::Runs;
 use crate::clock::{Clocks, Point, StreamId};
 use crate::queue::Mark;
 
-/// A block that is handed out.
+/// A live block.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub(crate) size: u64,
-    /// Bytes taken: `size` rounded up to the granule.
+    /// Occupied bytes: `size` rounded up to the granule.
     pub(super) len: u64,
     pub(crate) allocated: Point,
-    /// Whether the program wants copies of it to wait.
+    /// Whether the program asked for synchronous copies.
     pub(crate) is_sync: bool,
     /// The last access of each stream, for the sanitizer.
     pub(crate) accesses: Vec<Point>,
 }
 
 impl Block {
-    /// One of another process. No stream of this one allocated it: the host knows it done.
+    /// A block of another process. No stream here allocated it, so its allocation counts as done.
     pub(crate) fn imported(size: u64) -> Self {
         Self {
             size,
@@ -48,16 +48,16 @@ impl Block {
     }
 }
 
-/// A range that was freed in stream order, and not yet seen freed by the host.
+/// A range freed in stream order that the host has not synchronised with.
 #[derive(Clone, Debug)]
 pub(crate) struct Freed {
     pub(super) len: u64,
     pub(crate) point: Point,
-    /// Reached when the free has really happened.
+    /// Reached when the free has been executed.
     pub(super) mark: Mark,
 }
 
-/// What a stream freed here and may take again without asking anybody.
+/// Ranges that a stream freed and may reuse unconditionally.
 #[derive(Debug, Default)]
 pub(super) struct Own {
     pub(super) runs: Runs,
@@ -65,7 +65,7 @@ pub(super) struct Own {
     pub(super) by_time: BTreeSet<(u64, u64)>,
 }
 
-/// How two numbers of a pool run: now, and the highest since the last reset.
+/// Current value of a counter, and its maximum since the last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) current: u64,
@@ -83,16 +83,16 @@ impl Level {
     }
 }
 
-/// The range of a pool.
+/// The address range of a pool.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(super) granule: u64,
     pub(super) chunk: u64,
-    /// Address space there is.
+    /// Size of the address space.
     pub(super) capacity: u64,
-    /// Most that may be reserved.
+    /// Maximum reserved bytes.
     pub(super) limit: u64,
-    /// Where the range ends; a multiple of the chunk.
+    /// End of the range; a multiple of the chunk.
     pub(super) end: u64,
     pub(super) backed: Vec<bool>,
     live: BTreeMap<u64, Block>,
@@ -101,9 +101,9 @@ pub(crate) struct Space {
     pub(super) idle: Runs,
     settled: u64,
     pub(crate) reserved: Level,
-    /// What the driver calls used: `cuMemFree` does not lower it.
+    /// The driver's count of used bytes: `cuMemFree` does not reduce it.
     pub(crate) used: Level,
-    /// Bytes of the blocks that are handed out.
+    /// Requested bytes of the live blocks.
     live_bytes: u64,
 }
 
@@ -131,34 +131,33 @@ impl Space {
         self.chunk
     }
 
-    /// The most that may be reserved.
+    /// Maximum reserved bytes.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// The largest request that the driver takes seriously: twice what the pool may have.
+    /// The largest request that the driver attempts: twice the pool's limit.
     pub(crate) fn address_space(&self) -> u64 {
         self.capacity.min(self.limit.saturating_mul(2))
     }
 
-    /// How many blocks are handed out.
+    /// Number of live blocks.
     pub(crate) fn live_blocks(&self) -> usize {
         self.live.len()
     }
 
-    /// The bytes asked for by these.
+    /// Their requested bytes.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// The block that holds `address`, and where it starts.
+    /// The block that contains `address`, and its start.
     pub(crate) fn block(&mut self, address: u64) -> Option<(u64, &mut Block)> {
         let (&start, block) = self.live.range_mut(..=address).next_back()?;
         (address < start + block.size.max(1)).then_some((start, block))
     }
 
-    /// Whether `address` lies in memory that was freed: where, and by whom if the host has not
-    /// seen it yet.
+    /// Whether `address` lies in freed memory, and the free's point unless the host has synchronised with it.
     pub(crate) fn freed(&self, address: u64) -> Option<Option<Point>> {
         if let Some((start, freed)) = self.pending.range(..=address).next_back()
             && address < start + freed.len
@@ -168,7 +167,7 @@ impl Space {
         self.idle.contains(address).then_some(None)
     }
 
-    /// Moves what the host has seen freed to what anybody may take.
+    /// Makes ranges whose free the host has synchronised with available to every stream.
     pub(crate) fn settle(&mut self, clocks: &Clocks) {
         if self.settled == clocks.epoch() {
             return;
@@ -187,7 +186,7 @@ impl Space {
         }
     }
 
-    /// Moves what has happened, seen or not, to what anybody may take.
+    /// Makes ranges whose free was executed available to every stream, synchronised or not.
     pub(super) fn settle_finished(&mut self) {
         let finished = self.pending.iter();
         let finished: Vec<u64> = finished
@@ -201,18 +200,18 @@ impl Space {
         }
     }
 
-    /// Blocks that live, and frees that have not happened yet.
+    /// Number of live blocks and of frees not yet executed.
     pub(crate) fn outstanding(&self) -> usize {
         let pending = self.pending.values();
         self.live.len() + pending.filter(|freed| !freed.mark.is_reached()).count()
     }
 
-    /// Whether anything that a stream freed waits to be seen.
+    /// Whether any memory freed by a stream awaits synchronisation.
     pub(crate) fn has_pending_of(&self, stream: StreamId) -> bool {
         self.own.contains_key(&stream)
     }
 
-    /// Takes a freed range out of all indexes.
+    /// Removes a freed range from all indexes.
     fn forget(&mut self, start: u64) -> Option<Freed> {
         let freed = self.pending.remove(&start)?;
         if let Some(own) = self.own.get_mut(&freed.point.stream) {
@@ -232,7 +231,7 @@ impl Space {
         self.pending.insert(start, freed);
     }
 
-    /// Carries out a plan: the block lives from `allocated` on.
+    /// Executes a plan: the block is live from `allocated` on.
     pub(crate) fn commit(&mut self, plan: &Plan, size: u64, allocated: Point) {
         let (start, len) = (plan.start, plan.len);
         let end = (start + len).next_multiple_of(self.chunk);
@@ -278,8 +277,8 @@ impl Space {
         self.live_bytes += size;
     }
 
-    /// Ends a block, if one starts there. `freed` says when in stream order, and `None` that the
-    /// memory is anybody's at once.
+    /// Frees the block that starts there, if any. `freed` is the point in stream order; with `None` the memory is free
+    /// for every stream at once.
     pub(crate) fn free(&mut self, start: u64, freed: Option<(Point, Mark)>) -> Option<Block> {
         let block = self.live.remove(&start)?;
         self.live_bytes -= block.size;
@@ -289,14 +288,14 @@ impl Space {
                 self.used.sub(block.size);
                 self.remember(start, Freed { len, point, mark });
             }
-            // Measured: a free by the host leaves the number of used bytes as it is, for good.
+            // Measured: a free by the host never reduces the used bytes.
             None => self.idle.add(start, len),
         }
         Some(block)
     }
 
-    /// Takes as many new chunks at the end as `available` bytes give; answers them. Measured: so a
-    /// pool ends up whose request the device could not meet.
+    /// Adds as many new chunks at the end as `available` allows, and returns them. Measured: a pool is left like this
+    /// when the device cannot satisfy a request.
     pub(crate) fn grow_in_vain(&mut self, available: u64) -> Vec<u64> {
         let room = (self.capacity - self.end).min(self.limit - self.reserved.current);
         let count = available.min(room) / self.chunk;
@@ -310,8 +309,7 @@ impl Space {
         chunks
     }
 
-    /// Gives chunks back, the highest first, as long as `may_fall_to` allows the new level.
-    /// Answers the chunks that went.
+    /// Releases chunks, the highest first, as long as `may_fall_to` allows the new level. Returns the released chunks.
     pub(crate) fn give_back(&mut self, may_fall_to: impl Fn(u64, u64) -> bool) -> Vec<u64> {
         let mut gone = Vec::new();
         let chunk = self.chunk;
@@ -336,7 +334,7 @@ impl Space {
         gone
     }
 
-    /// Ends the range at the last chunk that has memory, if nothing lives behind it.
+    /// Moves the end down to the last backed chunk, if nothing after it is live.
     fn shorten(&mut self) {
         while let Some(false) = self.backed.last() {
             self.backed.pop();
@@ -354,7 +352,7 @@ impl Space {
         self.used.high = self.used.current;
     }
 
-    /// Every byte of the range is live, freed or idle, and only one of them.
+    /// Checks that every byte of the range is exactly one of live, freed and idle.
     #[cfg(test)]
     pub(super) fn check_cover(&self) {
         let live = self.live.iter().map(|(start, block)| (*start, block.len));

@@ -1,4 +1,4 @@
-//! The bookkeeping under a long random run: the invariants of `driver-rules.md`.
+//! Tests the bookkeeping with a long random run: the invariants of `driver-rules.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::queue::{Mark, Queue};
 const CHUNK: u64 = 1 << 20;
 const STREAMS: [StreamId; 3] = [1, 2, 3];
 
-/// A mark that is reached, or one that never will be.
+/// A mark that is reached, or one that never is.
 fn mark(reached: bool) -> Mark {
     let queue = Arc::new(Queue::default());
     if reached {

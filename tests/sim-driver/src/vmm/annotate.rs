@@ -1,5 +1,5 @@
-//! Blocks that a program makes of mapped memory by itself. It tells the order sanitizer of them; the driver
-//! knows nothing of it.
+//! Blocks that a program allocates from mapped memory itself, reported to the order sanitizer. The driver knows nothing
+//! of them.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::pool::Block;
 use crate::sanitizer::{self, Access, Reports};
 use crate::state::State;
 
-/// Annotated blocks, and what was the last to be freed at each address. Grows with the pieces that mapped
-/// memory is in, and not with the number of blocks there ever were.
+/// Annotated blocks, and the last free at each address. Grows with the fragmentation of mapped memory, not with the
+/// total number of blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations {
     live: BTreeMap<u64, Block>,
-    /// End and last free of ranges that are free now. They do not overlap.
+    /// End and last free of the ranges free now. They do not overlap.
     freed: BTreeMap<u64, (u64, Point)>,
 }
 
@@ -25,7 +25,7 @@ impl Annotations {
         self.live.len() as u64
     }
 
-    /// The last block that begins before `end`, if it reaches beyond `start`.
+    /// The last block that starts before `end`, if it extends beyond `start`.
     fn block_in(&self, start: u64, end: u64) -> Option<(u64, &Block)> {
         let (&at, block) = self.live.range(..end).next_back()?;
         (at + block.size > start).then_some((at, block))
@@ -36,7 +36,7 @@ impl Annotations {
         (freed > start).then_some((at, freed, point))
     }
 
-    /// Takes a range out of what is free; answers the frees that were there, the last of each stream.
+    /// Removes a range from the free ranges; returns the frees in it, the last of each stream.
     fn carve(&mut self, start: u64, end: u64) -> Vec<Point> {
         let mut frees: Vec<Point> = Vec::new();
         while let Some((at, freed, point)) = self.freed_in(start, end) {
@@ -104,7 +104,7 @@ impl Annotations {
         true
     }
 
-    /// A copy or fill. What touches no block, and nothing that was one, is not looked at.
+    /// Checks a copy or fill. An access that touches neither a block nor a former one is ignored.
     pub(super) fn access(&mut self, reports: &mut Reports, clocks: &Clocks, access: Access) {
         let (start, end) = (access.address, access.address + access.len);
         if let Some((at, _)) = self.block_in(start, start + 1) {
@@ -126,7 +126,7 @@ impl Annotations {
         }
     }
 
-    /// The memory goes, and everything that is known of it.
+    /// The memory is unmapped, with its annotations.
     pub(super) fn unmap(&mut self, reports: &mut Reports, clocks: &Clocks, start: u64, end: u64) {
         while let Some((at, block)) = self.block_in(start, end) {
             reports.add(format!(
@@ -148,7 +148,7 @@ impl Annotations {
 }
 
 impl State {
-    /// The moment of an annotation in its stream, if all of the range is mapped.
+    /// The point of an annotation in its stream, if the whole range is mapped.
     fn annotation(&mut self, start: u64, size: u64, stream: CUstream) -> Answer<Point> {
         let id: StreamId = self.resolve(stream, Call { per_thread: false })?;
         let end = start.checked_add(size).ok_or(INVALID_VALUE)?;
@@ -172,7 +172,7 @@ impl State {
         self.begin(id)
     }
 
-    /// From here on in the stream, the range is a block.
+    /// Makes the range a block from this point of the stream on.
     pub(crate) fn annotate_allocate(&mut self, start: u64, size: u64, stream: CUstream) -> Answer {
         let at = self.annotation(start, size, stream)?;
         let Self {
@@ -184,7 +184,7 @@ impl State {
         vmm.annotations.allocate(reports, clocks, (start, size), at)
     }
 
-    /// From here on in the stream, the block is none.
+    /// Ends the block at this point of the stream.
     pub(crate) fn annotate_free(&mut self, start: u64, size: u64, stream: CUstream) -> Answer {
         let at = self.annotation(start, size, stream)?;
         let Self {

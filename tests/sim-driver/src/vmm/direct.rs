@@ -1,4 +1,4 @@
-//! Mapped memory for others than devices: the host, and network cards.
+//! Mapped memory for accessors other than devices: the host and network cards.
 
 use std::os::fd::OwnedFd;
 
@@ -12,7 +12,7 @@ use crate::state::State;
 const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
 impl State {
-    /// Whether all of a range is mapped memory of devices; and whether all of it was made for GPUDirect.
+    /// Whether a range is entirely mapped device memory, and whether all of it was created for GPUDirect.
     pub(crate) fn mapped_directness(&self, start: u64, end: u64) -> Option<bool> {
         let mut at = start;
         let mut is_direct = true;
@@ -26,7 +26,7 @@ impl State {
         Some(is_direct)
     }
 
-    /// The memory behind an address, where in it that is, and everywhere that the memory is mapped.
+    /// The memory behind an address, the offset in it, and all its mappings.
     fn behind(&self, address: u64) -> Answer<(PhysicalId, u64, Vec<u64>)> {
         let (start, view) = self.view(address).ok_or(INVALID_VALUE)?;
         let views = self.vmm.views.iter();
@@ -35,8 +35,8 @@ impl State {
         Ok((view.physical, address - start, bases))
     }
 
-    /// A file that is just this range, which lies in one mapping and is not shared with other processes:
-    /// NOT_SUPPORTED otherwise, which are limits of the simulator.
+    /// A file of exactly this range, which must lie in one mapping and not be shared with other processes:
+    /// NOT_SUPPORTED otherwise, both limits of the simulator.
     pub(crate) fn whole_mapped(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
         let (id, offset, bases) = self.behind(address)?;
         let physical = self.vmm.physicals.get_mut(&id).ok_or(INVALID_VALUE)?;
@@ -48,7 +48,7 @@ impl State {
         physical.pieces.whole(Bases(&bases), offset, len)
     }
 
-    /// As much of a range as one file is.
+    /// As much of a range as one file covers.
     pub(crate) fn part_of_mapped(&mut self, address: u64, len: u64) -> Answer<Part> {
         let (id, offset, bases) = self.behind(address)?;
         let physical = self.vmm.physicals.get_mut(&id).ok_or(INVALID_VALUE)?;

@@ -1,4 +1,4 @@
-//! Virtual memory management: addresses and memory apart, put together by the program.
+//! Virtual memory management: separate addresses and memory, combined by the program.
 
 mod annotate;
 mod direct;
@@ -26,26 +26,26 @@ use space::pause;
 use space::{Addresses, Bytes, Memory};
 pub(crate) use touch::report_unmapped;
 
-/// Of a device's memory, the least that can be mapped and what is recommended are the same.
+/// For device memory, the minimum and the recommended granularity are equal.
 fn granularity() -> u64 {
     Knobs::get().granularity
 }
 
-/// Kinds of handle by which memory can be shared.
+/// Kinds of shareable handles.
 const DESCRIPTOR: u32 = 1;
 const FABRIC: u32 = 8;
 
-/// What a device may do, as `CUmemAccess_flags`.
+/// Access rights of a device, as `CUmemAccess_flags`.
 const READ: u64 = 1;
 const READ_AND_WRITE: u64 = 3;
 
-/// What the files of this folder export.
+/// The exports of this folder.
 pub(crate) static EXPORTS: [&[&Export]; 3] = [physical::EXPORTS, range::EXPORTS, share::EXPORTS];
 
 /// The number behind a `CUmemGenericAllocationHandle`.
 type PhysicalId = u64;
 
-/// Everything about mapped memory.
+/// The state of virtual memory management.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
     /// By address.
@@ -57,39 +57,39 @@ pub(crate) struct Vmm {
     pub(crate) annotations: Annotations,
 }
 
-/// Memory without an address.
+/// Physical memory.
 #[derive(Debug)]
 struct Physical {
     size: u64,
     place: Place,
     prop: Properties,
     bytes: Bytes,
-    /// What of it lies elsewhere, because others map it.
+    /// Parts of it in separate files, because others map them.
     pieces: Pieces,
-    /// It is counted where it was made.
+    /// Counted in the process that created it.
     is_imported: bool,
-    /// Handles that the program has not released, and mappings.
+    /// Unreleased handles, and mappings.
     handles: u64,
     views: u64,
 }
 
-/// As they were given; what they point at is not looked at.
+/// As passed by the program; pointers in them are not followed.
 #[derive(Clone, Copy, Debug)]
 struct Properties(CUmemAllocationProp);
 
-// SAFETY: the pointer among them is only ever handed back to the program.
+// SAFETY: the pointer among them is only ever returned to the program.
 unsafe impl Send for Properties {}
 
-/// Memory at an address.
+/// A mapping of physical memory.
 #[derive(Debug)]
 struct View {
     len: u64,
     physical: PhysicalId,
     place: Place,
-    /// What each device may do, and what the host; nobody anything at first.
+    /// Access rights of each device and of the host; none at first.
     access: BTreeMap<usize, u64>,
     host_access: u64,
-    /// The host came after a device: then fills do not go on into the next mapping (measured).
+    /// The host got access after a device. Measured: fills then do not continue into the next mapping.
     ends_fills: bool,
     /// The last access of each stream.
     accesses: Vec<Point>,
@@ -100,27 +100,27 @@ impl View {
         self.access.get(&device).copied().unwrap_or(0)
     }
 
-    /// The most that any device may do.
+    /// The greatest access of any device.
     fn access_of_devices(&self) -> u64 {
         self.access.values().copied().max().unwrap_or(0)
     }
 }
 
-/// The mapping that holds an address.
+/// The mapping that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
-    /// Start and size of the mapping, and of the reservation that it is in.
+    /// Start and size of the mapping, and of its reservation.
     pub(crate) range: (u64, u64),
     pub(crate) reservation: (u64, u64),
-    /// `None` if it is of the host.
+    /// `None` on the host.
     pub(crate) device: Option<usize>,
     pub(crate) handle_types: u64,
-    /// What the device that asks may do.
+    /// The access of the querying device.
     pub(crate) access: u64,
 }
 
 impl State {
-    /// NOT_SUPPORTED where there is no virtual memory management.
+    /// NOT_SUPPORTED without virtual memory management.
     fn check_vmm(&self) -> Answer {
         if self.knobs.has_vmm() {
             Ok(())
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// What is mapped at an address. Measured: of one that is only reserved, nothing is known.
+    /// The mapping at an address. Measured: a merely reserved address is unknown.
     pub(crate) fn mapped_at(&self, address: u64, device: Option<usize>) -> Option<Mapped> {
         let (start, view) = self.view(address)?;
         let (_, reservation) = self.vmm.reservations.range(..=address).next_back()?;
@@ -148,7 +148,7 @@ impl State {
         (address < start + view.len).then_some((start, view))
     }
 
-    /// The mappings that lie side by side from `start` to `end`, if they begin and end there.
+    /// The adjacent mappings that exactly cover `start` to `end`.
     fn whole_views(&self, start: u64, end: u64) -> Option<Vec<u64>> {
         let mut starts = Vec::new();
         let mut at = start;
@@ -159,14 +159,14 @@ impl State {
         (at == end && !starts.is_empty()).then_some(starts)
     }
 
-    /// The mappings from `start` to `end`, whatever is between them, if none is cut.
+    /// The mappings from `start` to `end`, gaps allowed, unless a boundary cuts one.
     fn uncut_views(&self, start: u64, end: u64) -> Option<Vec<u64>> {
         let is_cut = |at: u64| self.view(at).is_some_and(|(first, _)| first < at);
         let starts = self.vmm.views.range(start..end).map(|(at, _)| *at);
         (!is_cut(start) && !is_cut(end)).then(|| starts.collect())
     }
 
-    /// Physical memory that exists and its bytes, reservations, and mappings.
+    /// Number and bytes of live physical memory, reservations, and mappings.
     pub(crate) fn live_vmm(&self) -> [u64; 4] {
         let bytes = self.vmm.physicals.values().map(|physical| physical.size);
         [

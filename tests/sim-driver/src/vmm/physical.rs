@@ -1,4 +1,4 @@
-//! Memory without an address: making it, its handles, and its end.
+//! Physical memory: creation, handles, and release.
 
 use std::ffi::{c_ulonglong, c_void};
 
@@ -15,16 +15,16 @@ use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::pieces::Pieces;
 use crate::state::{HandleKind, State, state};
 
-/// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which nothing on Linux has.
+/// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which do not exist on Linux.
 const WINDOWS_HANDLES: u32 = 2 | 4;
 
 impl State {
-    /// Where the memory of a request is to be, if there is such memory.
+    /// The location of requested memory, if such memory exists.
     fn check(&self, prop: &CUmemAllocationProp) -> Answer<Place> {
         if prop.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(INVALID_VALUE);
         }
-        // Measured: what is no kind of handle is not looked at.
+        // Measured: unknown kinds of handle are ignored.
         let types = prop.requestedHandleTypes.0;
         let is_missing = types & (DESCRIPTOR | FABRIC) & !self.knobs.handle_types != 0;
         if types & WINDOWS_HANDLES != 0 || is_missing {
@@ -32,7 +32,7 @@ impl State {
         }
         let place = self.memory_place(prop)?;
         if types & FABRIC != 0 {
-            // Measured: pools with such handles are made where there is no fabric, memory is not.
+            // Measured: without fabric, pools with such handles can be created, memory cannot.
             return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
         }
         Ok(place)
@@ -46,7 +46,7 @@ impl State {
         }
         match place.device() {
             Some(device) => self.make_room(device, size, Kind::Device)?,
-            // A guess: as much of the host's as of other kinds.
+            // A guess: the same maximum for host memory as for other kinds.
             None if size >= TOO_LARGE => return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
             None => {}
         }
@@ -77,7 +77,7 @@ impl State {
         Ok(id)
     }
 
-    /// The memory behind a handle that the program still has.
+    /// The memory of a handle that the program has not released.
     pub(super) fn physical(&mut self, handle: PhysicalId) -> Answer<&mut Physical> {
         let physical = self.vmm.physicals.get_mut(&handle);
         physical
@@ -85,7 +85,7 @@ impl State {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Ends memory that has neither a handle nor a mapping any more.
+    /// Releases memory without a handle or a mapping.
     pub(super) fn end_unused(&mut self, id: PhysicalId) {
         let vmm = &mut self.vmm;
         let Some(physical) = vmm.physicals.get(&id) else {
@@ -109,7 +109,7 @@ exports! {
         _, out: Out<usize>, prop: In<CUmemAllocationProp>, option: CUmemAllocationGranularity_flags
     ) {
         out.required()?;
-        // Measured: nobody looks at the location.
+        // Measured: the location is ignored.
         prop.read()?;
         state()?.check_vmm()?;
         if option.0 > 1 {

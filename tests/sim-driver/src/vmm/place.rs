@@ -1,4 +1,4 @@
-//! Where physical memory is.
+//! Location of physical memory.
 
 use std::ffi::c_int;
 
@@ -8,12 +8,12 @@ use super::{DESCRIPTOR, FABRIC, INVALID_VALUE};
 use crate::export::Answer;
 use crate::state::State;
 
-/// Whose memory it is.
+/// The location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Device(usize),
     Host,
-    /// Of the host's only node.
+    /// On the host's only NUMA node.
     Node,
 }
 
@@ -26,7 +26,7 @@ impl Place {
     }
 }
 
-/// The host, by whatever name. Measured: its nodes are not told apart when access is given.
+/// The host under either name. Measured: its nodes are not distinguished when access is set.
 pub(super) fn is_host(kind: CUmemLocationType) -> bool {
     use CUmemLocationType as T;
     [
@@ -37,7 +37,7 @@ pub(super) fn is_host(kind: CUmemLocationType) -> bool {
 }
 
 impl State {
-    /// Where a request wants its memory. Measured: that of the host is shared by its node only.
+    /// The requested location. Measured: host memory is shareable only as that of its node.
     pub(super) fn memory_place(&self, prop: &CUmemAllocationProp) -> Answer<Place> {
         let (kind, id): (_, c_int) = location_parts(prop.location);
         let (version, types) = (self.knobs.version, prop.requestedHandleTypes.0);

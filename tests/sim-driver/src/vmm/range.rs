@@ -1,4 +1,4 @@
-//! Addresses: reserving them, putting memory behind them, and who may use it.
+//! Address ranges: reserving them, mapping memory to them, and access.
 
 use std::ffi::{c_int, c_ulonglong};
 
@@ -13,13 +13,13 @@ use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
-/// A page of the host.
+/// A host page.
 const PAGE: u64 = 4096;
 
-/// As much, or more, is more than any address space has.
+/// No address space has room for this size.
 const TOO_LARGE: u64 = 1 << 47;
 
-/// The end of a range whose both ends are multiples of what can be mapped.
+/// The end of a range, if both ends are multiples of the granularity.
 fn whole_granules(start: u64, len: usize) -> Answer<u64> {
     let len = len as u64;
     let end = start.checked_add(len).ok_or(INVALID_VALUE)?;
@@ -55,7 +55,7 @@ impl State {
             return Err(INVALID_VALUE);
         }
         if let Some(addresses) = self.vmm.reservations.remove(&start) {
-            // Late work that still comes there has to find out that nothing is mapped.
+            // Late work that still reaches it must find that nothing is mapped.
             self.bury(addresses);
         }
         Ok(())
@@ -78,7 +78,7 @@ impl State {
         }
         let physical = self.physical(handle)?;
         let place = physical.place;
-        // Measured: all of it or nothing, also where the length would not do anyway.
+        // Measured: only the whole memory can be mapped; this is checked even if the length is invalid anyway.
         if skipped != 0 || physical.size != len as u64 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
@@ -114,7 +114,7 @@ impl State {
         Ok(())
     }
 
-    /// Acts at once, whatever runs. Measured: it waits for nothing, and there may be nothing to unmap.
+    /// Takes effect at once, whatever runs. Measured: it waits for nothing, and unmapping nothing is allowed.
     fn unmap(&mut self, start: u64, len: usize) -> Answer {
         let end = whole_granules(start, len)?;
         self.reservation_of(start, end)?;
@@ -137,13 +137,13 @@ impl State {
         Ok(())
     }
 
-    /// Who an entry of a request is about (`None` is the host), and what it may do.
+    /// The accessor in an entry of a request (`None` is the host), and its access.
     fn wish(&self, wish: &CUmemAccessDesc, owner: Place) -> Answer<(Option<usize>, u64)> {
         let (kind, id): (_, c_int) = location_parts(wish.location);
         let flags = wish.flags.0.into();
         let is_known = [0, READ, READ_AND_WRITE].contains(&flags);
         match (kind, owner.device()) {
-            // The host has no access to a device's memory.
+            // The host cannot access device memory.
             (kind, Some(_)) if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
             }
@@ -169,7 +169,7 @@ impl State {
         let starts = self.whole_views(start, end).ok_or(INVALID_VALUE)?;
         let owners = starts.iter().filter_map(|at| self.vmm.views.get(at));
         let mut checked = Vec::new();
-        // The whole list is checked before any of it counts.
+        // The whole list is checked before any entry takes effect.
         for owner in owners.map(|view| view.place) {
             for wish in wishes {
                 checked.push(self.wish(wish, owner)?);
@@ -253,12 +253,12 @@ exports! {
             && is_host(kind)
             && view.place.device().is_none()
         {
-            // Measured: asked for the host, and not for a node, it tells what devices may do.
+            // Measured: for the host, but not for a node, it reports the access of devices.
             let is_node = kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
             let told = if is_node { 0 } else { view.access_of_devices() };
             return out.write(view.host_access.max(told));
         }
-        // Measured: otherwise the kind is not looked at, but for the node that a thread runs on.
+        // Measured: otherwise the kind is ignored, except for the calling thread's node.
         if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }

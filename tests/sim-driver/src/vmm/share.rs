@@ -1,4 +1,4 @@
-//! Physical memory that other processes may have, through a descriptor.
+//! Physical memory shareable with other processes through a descriptor.
 
 use std::ffi::{c_int, c_ulonglong, c_void};
 
@@ -14,10 +14,10 @@ use crate::ipc::{SharedFile, file_of};
 use crate::pieces::Pieces;
 use crate::state::{HandleKind, state};
 
-/// The last word of the file's header: it is no pool.
+/// The last header word of the file: marks it as no pool.
 const TAG: u64 = 0x7068_7973;
 
-/// The bytes of memory at a place.
+/// A file for memory at a location.
 pub(super) fn file(len: u64, place: CUmemLocation) -> Answer<SharedFile> {
     let (kind, id) = location_parts(place);
     let words = [kind.0.into(), u64::from(id.cast_unsigned()), 0, TAG];
@@ -33,7 +33,7 @@ exports! {
         let mut state = state()?;
         state.check_vmm()?;
         let physical = state.physical(handle)?;
-        // Measured: an import is of no kind.
+        // Measured: an import has no handle type.
         match &physical.bytes {
             Bytes::Shared(file) if flags == 0 && kind.0 == DESCRIPTOR && !physical.is_imported => {
                 out.write(file.duplicate()?)
@@ -53,7 +53,7 @@ exports! {
             return Err(INVALID_VALUE);
         }
         let number = descriptor.addr() as c_int;
-        // Measured: UNKNOWN is what is no memory of anybody's, NOT_SUPPORTED what is a pool.
+        // Measured: UNKNOWN for anything but shared memory, NOT_SUPPORTED for a pool.
         let file = file_of(number).and_then(SharedFile::adopt);
         let file = file.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
         let [kind, id, _, tag] = file.words;

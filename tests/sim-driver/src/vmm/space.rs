@@ -1,4 +1,4 @@
-//! The address space of reservations, and the file that physical memory is: what the system does.
+//! The address space of reservations, and the file of physical memory: the operating-system part.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,14 +12,14 @@ use crate::export::Answer;
 use crate::ipc::SharedFile;
 use crate::memory::{map, pointer};
 
-/// What of the process's addresses belongs to reservations. Behind a lock of its own, and never taken
-/// before that of the state: streams that work hold it, so that nothing is unmapped under them.
+/// The process's addresses that belong to reservations. It has its own lock, never taken before that of the state:
+/// running streams hold it, so that nothing is unmapped while they use it.
 static SPACE: RwLock<Space> = RwLock::new(Space {
     reserved: BTreeMap::new(),
     mapped: BTreeMap::new(),
 });
 
-/// Ranges by their starts, with their ends.
+/// Ranges by start, with their ends.
 #[derive(Debug)]
 struct Space {
     reserved: BTreeMap<u64, u64>,
@@ -30,19 +30,19 @@ fn write() -> RwLockWriteGuard<'static, Space> {
     SPACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As long as it lives, no work touches mapped memory. Waits for what does.
+/// Keeps work from touching mapped memory while it lives. Waits for running work.
 pub(super) fn pause() -> impl Drop {
     write()
 }
 
 impl Space {
-    /// Whether a range has nothing to do with reservations.
+    /// Whether a range overlaps no reservation.
     fn is_elsewhere(&self, start: u64, end: u64) -> bool {
         let before = self.reserved.range(..end).next_back();
         before.is_none_or(|(_, reserved)| *reserved <= start)
     }
 
-    /// Whether every byte of a range has memory behind it.
+    /// Whether every byte of a range is mapped.
     fn is_mapped(&self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {
@@ -55,12 +55,12 @@ impl Space {
     }
 }
 
-/// As long as it lives, nothing is mapped or unmapped.
+/// Prevents mapping and unmapping while it lives.
 #[derive(Debug)]
 pub(crate) struct Hold(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, Space>);
 
-/// Keeps these ranges (start and length) as they are while work touches them. `Err` names the one that is
-/// reserved, and not mapped. Only a holder of ranges in reservations keeps anybody waiting.
+/// Keeps these ranges (start and length) unchanged while work uses them. `Err` is the start of one that is reserved but
+/// not mapped. Only holders of ranges in reservations block others.
 pub(crate) fn hold(ranges: &[(u64, usize)]) -> Result<Option<Hold>, u64> {
     let space = SPACE.read().unwrap_or_else(PoisonError::into_inner);
     let mut is_needed = false;
@@ -76,7 +76,7 @@ pub(crate) fn hold(ranges: &[(u64, usize)]) -> Result<Option<Hold>, u64> {
     Ok(is_needed.then_some(Hold(space)))
 }
 
-/// Reserved addresses, given back when dropped. Costs nothing until something is mapped there.
+/// Reserved addresses, released when dropped. Cost nothing until something is mapped there.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     base: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// `len` bytes that begin at a multiple of `align`, at `hint` if that is possible.
+    /// Reserves `len` bytes aligned to `align`, at `hint` if possible.
     pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Answer<Self> {
         let size = |len: u64| usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let mut space = write();
@@ -104,7 +104,7 @@ impl Addresses {
         let (before, behind) = (base - found, found + wide - (base + len));
         for (start, len) in [(found, before), (base + len, behind)] {
             if len > 0 {
-                // SAFETY: a part of the mapping just made, which nobody else knows.
+                // SAFETY: a part of the mapping just created, which nothing else uses.
                 unsafe { libc::munmap(pointer(start), len as usize) };
             }
         }
@@ -125,7 +125,7 @@ impl Addresses {
         at >= self.base && end.is_some_and(|end| end <= self.base + self.len)
     }
 
-    /// Puts a part of the memory behind a part of the addresses.
+    /// Maps a part of the memory to a part of the addresses.
     pub(crate) fn map(&self, at: u64, len: u64, (file, offset): (c_int, u64)) -> Answer {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_NORESERVE;
@@ -135,7 +135,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Takes one mapping away, once no work that runs touches it. What is still to run finds nothing.
+    /// Removes one mapping, once no running work uses it. Later work finds nothing there.
     pub(crate) fn unmap(&self, at: u64, len: u64) -> Answer {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let mut space = write();
@@ -143,7 +143,7 @@ impl Addresses {
         self.replace(at, len, libc::PROT_NONE, kind, (-1, 0))
     }
 
-    /// The caller holds the space.
+    /// The caller holds the lock on the space.
     fn replace(
         &self,
         at: u64,
@@ -157,8 +157,8 @@ impl Addresses {
         }
         let kind = kind | libc::MAP_FIXED;
         let place = pointer(at);
-        // SAFETY: the range lies in addresses that only this value gives out; the simulator holds no
-        // reference to them, and no work runs there, because the caller holds the space.
+        // SAFETY: the range lies in addresses that only this value hands out; the simulator holds no reference to them,
+        // and no work runs there, because the caller holds the lock on the space.
         let base = unsafe { libc::mmap(place, len as usize, access, kind, file, offset) };
         if base == libc::MAP_FAILED {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -176,13 +176,12 @@ impl Drop for Addresses {
         space
             .mapped
             .retain(|start, _| !(self.base..end).contains(start));
-        // SAFETY: the addresses are this value's own, and whoever drops it has made sure that no queue
-        // can come to them any more.
+        // SAFETY: this value owns the addresses, and is dropped only when no queue can reach them any more.
         unsafe { libc::munmap(pointer(self.base), self.len as usize) };
     }
 }
 
-/// Address space exactly there, unless something else is.
+/// Reserves address space at exactly this address, unless it is occupied.
 fn reserve_at(hint: u64, len: usize) -> Option<u64> {
     let kind =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
@@ -195,23 +194,23 @@ fn reserve_at(hint: u64, len: usize) -> Option<u64> {
     if found == hint {
         return Some(found);
     }
-    // Systems that do not know the flag take the address for a hint.
-    // SAFETY: the mapping just made.
+    // Systems that do not know the flag treat the address as a hint.
+    // SAFETY: the mapping just created.
     unsafe { libc::munmap(base, len) };
     None
 }
 
-/// Where the bytes of one memory are.
+/// Location of the bytes of physical memory.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// From here on in the file of all.
+    /// At this offset in the common file.
     Part(u64),
-    /// In a file of its own, which other processes may have.
+    /// In its own file, which other processes may open.
     Shared(SharedFile),
 }
 
-/// The bytes of all physical memory that is not shared: one file, so that the number of open files is no limit.
-/// Each piece has a part of its own, which is never used again.
+/// The bytes of all unshared physical memory: one file, so that the number of open files is no limit. Each allocation
+/// has its own part, which is never reused.
 #[derive(Debug)]
 pub(crate) struct Memory {
     file: File,
@@ -220,13 +219,13 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new() -> Answer<Self> {
-        // SAFETY: the name is a literal that ends in a zero.
+        // SAFETY: the name is a zero-terminated literal.
         let number =
             unsafe { libc::memfd_create(c"cuda-sim physical".as_ptr(), libc::MFD_CLOEXEC) };
         if number < 0 {
             return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
         }
-        // SAFETY: the system has just made it for this call.
+        // SAFETY: the system has just created it for this call.
         let file = unsafe { File::from_raw_fd(number) };
         Ok(Self { file, len: 0 })
     }
@@ -235,7 +234,7 @@ impl Memory {
         self.file.as_raw_fd()
     }
 
-    /// A fresh piece, zero until it is written: where in the file.
+    /// The offset of a new part, zero until written.
     pub(crate) fn take(&mut self, len: u64) -> Answer<u64> {
         let offset = self.len;
         self.file
@@ -245,11 +244,11 @@ impl Memory {
         Ok(offset)
     }
 
-    /// Gives the pages of a piece back.
+    /// Releases the pages of a part.
     pub(crate) fn give_back(&self, offset: u64, len: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
-        // SAFETY: no pointers. A failure keeps the pages, which is harmless: nobody maps them again.
+        // SAFETY: no pointers. A failure keeps the pages, which is harmless: they are never mapped again.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, len) };
     }
 }

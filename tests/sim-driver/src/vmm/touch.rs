@@ -1,4 +1,4 @@
-//! What copies and fills find in reservations, and what the order sanitizer keeps of it.
+//! Copies and fills in reservations, and their records for the order sanitizer.
 
 use super::{READ, READ_AND_WRITE};
 use crate::clock::Point;
@@ -7,8 +7,8 @@ use crate::export::{Answer, INVALID_VALUE};
 use crate::sanitizer::{Access, remember};
 use crate::state::{State, state};
 
-/// Work came to memory that was unmapped after it was submitted. A real device would stop the context; here
-/// the work is left out and reported.
+/// Reports work on memory that was unmapped after submission. A real device would stop the context; here the work is
+/// skipped and reported.
 pub(crate) fn report_unmapped(address: u64) {
     if let Ok(mut state) = state() {
         state.reports.add(format!(
@@ -18,8 +18,7 @@ pub(crate) fn report_unmapped(address: u64) {
 }
 
 impl State {
-    /// Checks an access that begins in a reservation; `None` if it does not. It may cross from one mapping
-    /// into the next.
+    /// Checks an access that starts in a reservation; `None` if it does not. It may cross into the next mapping.
     pub(crate) fn touch_mapped(&mut self, access: Access, by: By) -> Option<Answer> {
         let (_, reservation) = self.vmm.reservations.range(..=access.address).next_back()?;
         (access.address < reservation.base() + reservation.len())
@@ -31,7 +30,7 @@ impl State {
             By::Stream(id) => self.stream(id)?.device,
             By::Device(device) | By::Named(device) => device,
         };
-        // A guess: what may only be read refuses to be written, as what may not be touched.
+        // A guess: writing read-only memory fails like access to inaccessible memory.
         let needed = if access.writes() {
             READ_AND_WRITE
         } else {
@@ -52,7 +51,7 @@ impl State {
         if starts.len() > 1 && access.what == "memset" && starts.iter().any(ends_fills) {
             return Err(INVALID_VALUE);
         }
-        // Measured: fills may cross otherwise, and copies while some context is current or if they name theirs.
+        // Measured: otherwise fills may cross, and copies may if a context is current or they name theirs.
         if starts.len() > 1 && matches!(by, By::Device(_)) && self.current().is_err() {
             return Err(INVALID_VALUE);
         }
@@ -64,15 +63,14 @@ impl State {
         Ok(())
     }
 
-    /// The mapping is in use until this is done.
+    /// Records an access to the mapping.
     pub(super) fn note_access(&mut self, start: u64, at: Point) {
         if let Some(view) = self.vmm.views.get_mut(&start) {
             remember(&mut view.accesses, at);
         }
     }
 
-    /// Memory is about to be taken away: the host must have seen all work there done, and the pieces
-    /// of it freed.
+    /// Before an unmap: the host must have observed all work there as done, and the blocks in it as freed.
     pub(super) fn check_unmap(&mut self, start: u64, end: u64) {
         let Self {
             vmm,

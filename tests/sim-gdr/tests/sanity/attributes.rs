@@ -1,4 +1,4 @@
-//! What the library tells of itself and the module.
+//! What the library reports about itself and the module.
 
 use std::ffi::{CStr, c_int};
 
@@ -38,7 +38,7 @@ fn names() {
             env,
             gdr_get_mapping_type_string(gdr_mapping_type_t(number), place)
         ) {
-            // SAFETY: a text of the library, for ever.
+            // SAFETY: a static text of the library.
             0 => Ok(unsafe { CStr::from_ptr(text) }),
             code => Err(code),
         }

@@ -29,9 +29,9 @@ one! { "basic";
     basic_with_tokens, &[], with_tokens;
     basic_unaligned_mapping, &[], unaligned_mapping;
     basic_small_buffers_mapping, &[], small_buffers_mapping;
-    /// Not of the original: what cannot be pinned.
+    /// Not in the original: unpinnable memory.
     other_memory_is_refused, &[], other_memory;
-    /// Not of the original: what answers EAGAIN and EINVAL.
+    /// Not in the original: calls that return EAGAIN and EINVAL.
     wrong_calls_are_refused, &[], wrong_calls;
 }
 
@@ -99,8 +99,8 @@ fn with_tokens() {
     env.free(buffer);
 }
 
-/// A mapping begins where a GPU page does. Memory that shares a page with other memory can go without
-/// taking along what is mapped from the next page on.
+/// A mapping starts at a GPU page. Memory that shares a page with other memory can be freed without revoking the
+/// mapping of the next page.
 fn unaligned_mapping() {
     let env = Environment::new();
     let first = env.alloc(Kind::Cumemalloc, 4);
@@ -132,7 +132,7 @@ fn unaligned_mapping() {
     env.free(buffer);
 }
 
-/// Blocks smaller than a GPU page, many of them in one.
+/// Blocks smaller than a GPU page, many of them in one page.
 fn small_buffers_mapping() {
     let env = Environment::new();
     let opened = env.open();
@@ -239,11 +239,11 @@ fn wrong_calls() {
     env.free(buffer);
 }
 
-/// Threads pin and map, unmap and unpin, each what another began, and two the same buffer.
+/// Threads pin, map, unmap and unpin, continuing each other's work, and two use the same buffer.
 fn basic_child_thread_pins_buffer(kind: Kind) {
     #[derive(Clone, Copy)]
     struct Shared(Environment, gdr_t);
-    // SAFETY: the simulated library has a lock of its own.
+    // SAFETY: the simulated library has its own lock.
     unsafe impl Send for Shared {}
 
     impl Shared {

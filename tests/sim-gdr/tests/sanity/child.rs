@@ -1,4 +1,4 @@
-//! Processes that a test starts, and how they end.
+//! Processes started by a test, and how they end.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,14 +10,14 @@ pub(crate) enum End {
     Signal(c_int),
 }
 
-/// A process that was forked, and is waited for at the latest when this goes.
+/// A forked process. It is waited for no later than the drop.
 pub(crate) struct Child(libc::pid_t);
 
 impl Child {
-    /// Forks, and lets the child do this and end: with 0, or with 1 if it panics.
+    /// Forks, and runs this in the child, which exits with 0, or with 1 if it panics.
     pub(crate) fn fork(body: impl FnOnce()) -> Self {
-        // SAFETY: the tests fork while no other thread of theirs runs but those of the simulator, which
-        // the child does not need.
+        // SAFETY: the tests fork while no thread of theirs runs but those of the simulator, which the child does not
+        // need.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "forked");
         if pid == 0 {
@@ -25,10 +25,10 @@ impl Child {
                 rlim_cur: 0,
                 rlim_max: 0,
             };
-            // SAFETY: the place is valid. What dies on purpose leaves no file behind.
+            // SAFETY: the pointer is valid. A deliberate crash must leave no core file.
             unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) };
             let is_fine = catch_unwind(AssertUnwindSafe(body)).is_ok();
-            // SAFETY: ends the child without what the parent registered for its own end.
+            // SAFETY: ends the child without the parent's exit handlers.
             unsafe { libc::_exit(c_int::from(!is_fine)) };
         }
         Self(pid)
@@ -42,7 +42,7 @@ impl Child {
 
     fn end(&self) -> End {
         let mut status = 0;
-        // SAFETY: the place is valid, and the process is our child.
+        // SAFETY: the pointer is valid, and the process is our child.
         let found = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
         assert_eq!(found, self.0);
         if libc::WIFSIGNALED(status) {
@@ -55,23 +55,23 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // SAFETY: the process is our child, and not waited for yet.
+        // SAFETY: the process is our child, and has not been waited for.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
         self.end();
     }
 }
 
-/// One end each of two pipes: to tell the other process something, and to hear from it.
+/// One end each of two pipes: one to send to the other process, one to receive from it.
 pub(crate) struct Line {
     hear: c_int,
     tell: c_int,
 }
 
-/// Two ends that hear each other.
+/// Two connected ends.
 pub(crate) fn lines() -> [Line; 2] {
     let pipes = [0, 1].map(|_| {
         let mut ends = [0; 2];
-        // SAFETY: the place is good for two numbers.
+        // SAFETY: the pointer is valid for two numbers.
         assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
         ends
     });
@@ -84,14 +84,14 @@ pub(crate) fn lines() -> [Line; 2] {
 impl Line {
     pub(crate) fn tell(&self, value: u64) {
         let bytes = value.to_ne_bytes();
-        // SAFETY: eight bytes that are there.
+        // SAFETY: eight valid bytes.
         let count = unsafe { libc::write(self.tell, bytes.as_ptr().cast(), 8) };
         assert_eq!(count, 8);
     }
 
     pub(crate) fn hear(&self) -> u64 {
         let mut bytes = [0; 8];
-        // SAFETY: the place is good for eight bytes.
+        // SAFETY: the pointer is valid for eight bytes.
         let count = unsafe { libc::read(self.hear, bytes.as_mut_ptr().cast(), 8) };
         assert_eq!(count, 8);
         u64::from_ne_bytes(bytes)

@@ -1,4 +1,4 @@
-//! Bytes that are written one way and read another.
+//! Bytes written one way and read another.
 
 use std::ffi::c_void;
 
@@ -41,7 +41,7 @@ fn data_validation_v2_forcepci(kind: Kind) {
     });
 }
 
-/// A bit that walks through words.
+/// A bit that walks through the words.
 fn walking_bit() -> Vec<u8> {
     let words = 0..SIZE as usize / 4;
     words
@@ -82,24 +82,24 @@ fn validate(kind: Kind, pin: impl Fn(&Environment, cuda_driver_sys::gdr::gdr_t, 
     let initial = walking_bit();
     let reset = || env.fill(buffer.at, 0xA5, SIZE);
 
-    // 1: stores of the host, and a copy by the device.
+    // 1: stores by the host, and a copy by the device.
     for round in 0..1000_u32 {
         let at = round as usize * 7 % (SIZE as usize / 4);
         mapped.set(at, round);
         assert_eq!(env.read(buffer.at + at as u64 * 4, 4), round.to_ne_bytes());
     }
     reset();
-    // 2: a copy of the library, and one by the device.
+    // 2: a copy by the library, and one by the device.
     copy_to(&env, mapped, 0, &initial);
     assert!(env.read(buffer.at, SIZE) == initial);
     reset();
-    // 3: two copies of the library.
+    // 3: two copies by the library.
     let mut copy = vec![0xA5; SIZE as usize];
     copy_to(&env, mapped, 0, &initial);
     copy_from(&env, mapped, 0, &mut copy);
     assert!(copy == initial);
     reset();
-    // 4 to 9: the same from other places: of the mapping, of the host's memory, and of both.
+    // 4 to 9: the same at other offsets: in the mapping, in host memory, and in both.
     for offset in OFFSETS {
         let rest = SIZE as usize - offset;
         for (of_mapping, of_host) in [(offset, 0), (0, offset), (offset, offset)] {
@@ -121,7 +121,7 @@ fn validate(kind: Kind, pin: impl Fn(&Environment, cuda_driver_sys::gdr::gdr_t, 
     env.free(buffer);
 }
 
-/// The same memory, mapped in two ways at once.
+/// The same memory mapped twice with different kinds.
 fn mix_mappings() {
     let env = Environment::new();
     let buffer = env.alloc(Kind::Cumemalloc, SIZE);

@@ -1,4 +1,4 @@
-//! Version 2.6 without the module: through dma-bufs of the driver. Not of the original.
+//! Version 2.6 without the module: through the driver's dma-bufs. Not in the original.
 
 use cuda_driver_sys::gdr::{
     GDR_MAP_FLAG_REQ_CACHE_MAPPING, GDR_MAP_FLAG_REQ_WC_MAPPING, gdr_attr_t, gdr_info_t,
@@ -47,7 +47,7 @@ fn memory_is_mapped(kind: Kind) {
     let mut old = gdr_info_t::default();
     let code = gdr!(env, gdr_get_info(opened, handle, &raw mut old));
     assert_eq!(code, libc::EBADF);
-    // It outlives the memory, nobody is told, and children have it.
+    // The mapping outlives the memory, without a notification, and children inherit it.
     env.free(buffer);
     assert_eq!(env.callback_flag(opened, handle), 0);
     let child = Child::fork(move || assert_eq!(mapped.get(1), 8));

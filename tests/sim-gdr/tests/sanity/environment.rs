@@ -1,4 +1,4 @@
-//! The two simulated libraries, and what every test does with them.
+//! The two simulated libraries, and the operations common to all tests.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,13 +11,13 @@ use crate::apart::load;
 
 pub(crate) const OK: CUresult = CUresult::CUDA_SUCCESS;
 
-/// What the original calls `_size`, rounded as there.
+/// `_size` in the original, rounded as there.
 pub(crate) const SIZE: u64 = (256 * 1024_u64 + 16).next_multiple_of(GPU_PAGE_SIZE);
 
-/// A few numbers, in a page of their own.
+/// A few numbers, in their own page.
 pub(crate) const SMALL: u64 = GPU_PAGE_SIZE;
 
-/// Which memory a test uses.
+/// The kind of memory that a test uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cumemalloc,
@@ -44,7 +44,7 @@ macro_rules! gdr {
 
 pub(crate) use {cu, gdr};
 
-/// A test for each kind of memory: `name(env, kind) { … }` is `name_cumemalloc` and `name_vmmalloc`.
+/// A test for each kind of memory: `name(env, kind) { … }` becomes `name_cumemalloc` and `name_vmmalloc`.
 macro_rules! both {
     ($module:literal; $($(#[$docs:meta])* $name:ident, $plain:ident, $mapped:ident, $knobs:expr;)*) => {$(
         $(#[$docs])*
@@ -64,7 +64,7 @@ macro_rules! both {
     )*};
 }
 
-/// A test of its own process: `name { … }`.
+/// A test in its own process: `name { … }`.
 macro_rules! one {
     ($module:literal; $($(#[$docs:meta])* $name:ident, $knobs:expr, $body:expr;)*) => {$(
         $(#[$docs])*
@@ -77,7 +77,7 @@ macro_rules! one {
 
 pub(crate) use {both, one};
 
-/// gdrcopy's library alone.
+/// gdrcopy's library without a driver.
 pub(crate) fn library() -> &'static GdrTable {
     let path = gdrapi_sim::library_path().expect("built");
     // SAFETY: the simulated functions have the signatures of the header.
@@ -85,14 +85,14 @@ pub(crate) fn library() -> &'static GdrTable {
     library.table()
 }
 
-/// Both, with a current context.
+/// Both libraries, with a current context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Environment {
     pub(crate) driver: &'static DriverTable,
     pub(crate) gdr: &'static GdrTable,
 }
 
-/// Memory of the device.
+/// Device memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     pub(crate) at: u64,
@@ -107,7 +107,7 @@ pub(crate) struct Mapped {
     pub(crate) base: *mut c_void,
 }
 
-// SAFETY: an address; the tests hand it to the thread that uses it.
+// SAFETY: only an address; the tests pass it to the thread that uses it.
 unsafe impl Send for Mapped {}
 
 impl Environment {
@@ -265,7 +265,7 @@ impl Environment {
         }
     }
 
-    /// Pins a range and maps it, both as old programs do.
+    /// Pins a range and maps it, with the calls of old programs.
     pub(crate) fn pin_and_map(&self, opened: gdr_t, at: u64, size: u64) -> Mapped {
         let handle = self.pin(opened, at, size);
         let mut base = std::ptr::null_mut();
@@ -318,12 +318,12 @@ impl Environment {
 
 impl Mapped {
     pub(crate) fn get(self, at: usize) -> u32 {
-        // SAFETY: inside what the test has mapped, or meant to end the process.
+        // SAFETY: within what the test has mapped, or meant to end the process.
         unsafe { self.base.cast::<u32>().wrapping_add(at).read_volatile() }
     }
 
     pub(crate) fn set(self, at: usize, value: u32) {
-        // SAFETY: inside what the test has mapped.
+        // SAFETY: within what the test has mapped.
         unsafe {
             self.base
                 .cast::<u32>()
@@ -336,7 +336,7 @@ impl Mapped {
         self.base.wrapping_byte_add(offset)
     }
 
-    /// Whether it can be read, asked without reading it.
+    /// Whether it is readable, checked without reading it.
     pub(crate) fn is_there(self) -> bool {
         let mut byte = 0_u8;
         let to = libc::iovec {
@@ -349,17 +349,17 @@ impl Mapped {
         };
         // SAFETY: no preconditions.
         let me = unsafe { libc::getpid() };
-        // SAFETY: the system checks the address that is read from; the other is a local.
+        // SAFETY: the system checks the source address; the target is a local.
         let count = unsafe { libc::process_vm_readv(me, &raw const to, 1, &raw const from, 1, 0) };
         count == 1
     }
 }
 
-/// How much of this process is pinned, and mapped.
+/// Numbers of pins and mappings in this process.
 pub(crate) fn live() -> [u64; 2] {
     let path = gdrapi_sim::library_path().expect("built");
     let path = std::ffi::CString::new(path.into_os_string().into_encoded_bytes()).expect("a path");
-    // SAFETY: the simulated library, which is loaded already.
+    // SAFETY: the simulated library is already loaded.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY) };
     [c"simgdr_pins", c"simgdr_mappings"].map(|name| {
         // SAFETY: the handle is open.

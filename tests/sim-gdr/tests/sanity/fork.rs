@@ -1,4 +1,4 @@
-//! Several processes: what one has pinned and mapped is no other's.
+//! Several processes: pins and mappings of one are not usable in another.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -33,7 +33,7 @@ one! { "fork";
     leakage_pin_pages_fork, &[], pin_pages_fork;
 }
 
-/// A process cannot read in its old mapping what another writes into memory that it gets.
+/// A process cannot use its old mapping to read what another process writes to memory allocated later.
 fn invalidation_fork_access_after_free(kind: Kind) {
     let [here, there] = lines();
     let other = Child::fork(move || {
@@ -64,7 +64,7 @@ fn invalidation_fork_access_after_free(kind: Kind) {
     assert_eq!(other.wait(), End::Code(0));
 }
 
-/// A child does not have its parent's mapping.
+/// A child does not inherit its parent's mapping.
 fn invalidation_fork_after_gdr_map(kind: Kind) {
     let env = Environment::new();
     let buffer = env.alloc(kind, SMALL);
@@ -84,7 +84,7 @@ fn invalidation_fork_after_gdr_map(kind: Kind) {
     env.close(opened);
 }
 
-/// Nor can it map what its parent has pinned, or do anything else with it.
+/// A child can neither map nor otherwise use its parent's pin.
 fn invalidation_fork_child_gdr_map_parent(kind: Kind) {
     let env = Environment::new();
     let buffer = env.alloc(kind, SMALL);
@@ -108,7 +108,7 @@ fn invalidation_fork_child_gdr_map_parent(kind: Kind) {
     env.close(opened);
 }
 
-/// What a process frees takes no mapping of another along.
+/// A free in one process does not affect a mapping in another.
 fn invalidation_fork_map_and_free(kind: Kind) {
     let [here, there] = lines();
     let other = Child::fork(move || {
@@ -135,7 +135,7 @@ fn invalidation_fork_map_and_free(kind: Kind) {
     env.close(opened);
 }
 
-/// What a program takes `gdr_t` for: it begins with the descriptor of the module's device.
+/// A fake of a program's `gdr_t`: it starts with the descriptor of the module's device.
 #[repr(C)]
 struct Fake {
     descriptor: c_int,
@@ -155,9 +155,9 @@ impl Fake {
     }
 }
 
-/// The descriptor that is first in what was opened.
+/// The descriptor at the start of an open handle.
 fn descriptor(opened: gdr_t) -> c_int {
-    // SAFETY: what was opened begins with it.
+    // SAFETY: an open handle starts with it.
     unsafe { opened.cast::<c_int>().read() }
 }
 
@@ -169,18 +169,18 @@ fn send(socket: &UnixDatagram, descriptor: c_int) {
     });
 }
 
-/// Receives one.
+/// Receives a descriptor.
 fn receive(socket: &UnixDatagram) -> OwnedFd {
     let number = exchange(socket, -1, |socket, message| {
         // SAFETY: as above.
         unsafe { libc::recvmsg(socket, message, 0) }
     });
     assert!(number >= 0);
-    // SAFETY: the system has just made it for us.
+    // SAFETY: the system has just created it for us.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// One byte with a descriptor; answers the one that is in the message then.
+/// Sends or receives one byte with a descriptor; returns the descriptor in the message afterwards.
 fn exchange(
     socket: &UnixDatagram,
     descriptor: c_int,
@@ -191,22 +191,22 @@ fn exchange(
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
-    // SAFETY: all zeros are a message without anything.
+    // SAFETY: all zeros are an empty message.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut bytes;
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
-    // SAFETY: a sum.
+    // SAFETY: only arithmetic.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as usize;
     // SAFETY: the space is large enough.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     let about = libc::cmsghdr {
-        // SAFETY: a sum.
+        // SAFETY: only arithmetic.
         cmsg_len: unsafe { libc::CMSG_LEN(4) } as usize,
         cmsg_level: libc::SOL_SOCKET,
         cmsg_type: libc::SCM_RIGHTS,
     };
-    // SAFETY: the header lies in the space.
+    // SAFETY: the header lies within the space.
     unsafe { header.write(about) };
     // SAFETY: as above.
     let place = unsafe { libc::CMSG_DATA(header) }.cast::<c_int>();
@@ -217,7 +217,7 @@ fn exchange(
     unsafe { place.read_unaligned() }
 }
 
-/// The descriptor of another process cannot be used to pin.
+/// A descriptor of another process cannot be used to pin.
 fn invalidation_unix_sock_shared_fd_gdr_pin_buffer(kind: Kind) {
     let (here, there) = UnixDatagram::pair().expect("a pair");
     let child = Child::fork(move || {
@@ -234,7 +234,7 @@ fn invalidation_unix_sock_shared_fd_gdr_pin_buffer(kind: Kind) {
     env.close(opened);
 }
 
-/// Nor to map what that process has pinned.
+/// Nor to map that process's pin.
 fn invalidation_unix_sock_shared_fd_gdr_map(kind: Kind) {
     let (here, there) = UnixDatagram::pair().expect("a pair");
     let [line, other_line] = lines();
@@ -246,7 +246,7 @@ fn invalidation_unix_sock_shared_fd_gdr_map(kind: Kind) {
         };
         let mut fake = Fake::of(&descriptor);
         assert!(env.try_map(fake.opened(), handle, SMALL, 0).is_err());
-        // Nor by what this process opens itself.
+        // Nor does a handle of this process work.
         let opened = env.open();
         assert!(env.try_map(opened, handle, SMALL, 0).is_err());
     });
@@ -262,7 +262,7 @@ fn invalidation_unix_sock_shared_fd_gdr_map(kind: Kind) {
     env.free(buffer);
 }
 
-/// An address of another process, and its tokens, are nothing here.
+/// An address of another process and its tokens mean nothing here.
 fn pin_parent_with_tokens() {
     let [here, there] = lines();
     let child = Child::fork(move || {
@@ -274,14 +274,14 @@ fn pin_parent_with_tokens() {
         assert_eq!(code, libc::EINVAL);
     });
     let env = Environment::new();
-    // Beyond what the child has by itself.
+    // Larger than what the child has itself.
     let buffer = env.alloc(Kind::Cumemalloc, 64 << 20);
     here.tell(buffer.at);
     assert_eq!(child.wait(), End::Code(0));
     env.free(buffer);
 }
 
-/// What is pinned when a process forks is unpinned once, by the process that pinned it.
+/// A pin that exists at a fork is unpinned once, by the process that made it.
 fn pin_pages_fork() {
     let env = Environment::new();
     let buffer = env.alloc(Kind::Cumemalloc, SMALL);

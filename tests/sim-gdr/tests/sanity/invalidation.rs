@@ -1,4 +1,4 @@
-//! Mappings whose memory is gone.
+//! Mappings of freed memory.
 
 use cuda_driver_sys::gdr::gdr_t;
 
@@ -13,15 +13,15 @@ both! { "invalidation";
         invalidation_access_after_gdr_close_vmmalloc, &[];
     invalidation_access_after_free,
         invalidation_access_after_free_cumemalloc, invalidation_access_after_free_vmmalloc, &[];
-    /// With persistent mapping the original waives what it cannot see; here it is looked at.
+    /// With persistent mapping the original skips what it cannot see; here it is checked.
     invalidation_access_after_free_persistent,
         invalidation_access_after_free_persistent_cumemalloc,
         invalidation_access_after_free_persistent_vmmalloc, PERSISTENT;
     invalidation_two_mappings,
         invalidation_two_mappings_cumemalloc, invalidation_two_mappings_vmmalloc, &[];
-    /// Not of the original: unpinning what is mapped ends the mapping too.
+    /// Not in the original: unpinning mapped memory ends the mapping too.
     access_after_unpin, access_after_unpin_cumemalloc, access_after_unpin_vmmalloc, &[];
-    /// Not of the original: memory that was freed is not mapped any more.
+    /// Not in the original: freed memory can no longer be mapped.
     map_after_free, map_after_free_cumemalloc, map_after_free_vmmalloc, &[];
 }
 
@@ -54,7 +54,7 @@ fn invalidation_access_after_free(kind: Kind) {
         mapped.get(0);
     });
     assert_eq!(child.wait(), End::Signal(libc::SIGBUS));
-    // What the original does after that, when it has come back from the signal.
+    // The original's steps after it has returned from the signal.
     let (env, buffer, opened, mapped) = set_up(kind);
     env.free(buffer);
     assert!(!mapped.is_there());

@@ -1,4 +1,4 @@
-//! Libraries and modules that are older, or not there. Not of the original.
+//! Older or missing libraries and modules. Not in the original.
 
 use std::ffi::c_int;
 
@@ -26,7 +26,7 @@ one! { "library";
     without_a_driver_nothing_is_pinned, &[], no_driver;
 }
 
-/// The errno of an attempt to open.
+/// The errno of a failed open.
 fn failure() -> c_int {
     struct Alone {
         gdr: &'static GdrTable,
@@ -34,7 +34,7 @@ fn failure() -> c_int {
     let alone = Alone { gdr: library() };
     // SAFETY: no preconditions.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: this thread's own.
+    // SAFETY: this thread's own location.
     unsafe { place.write(0) };
     assert!(gdr!(alone, gdr_open()).is_null());
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

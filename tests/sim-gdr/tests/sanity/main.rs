@@ -1,8 +1,7 @@
-//! gdrcopy's own sanity tests on the simulated library and the simulated driver, by their names: those of
-//! version 2.5, whose functions come in two kinds, for memory of `cuMemAlloc` and for mapped memory.
+//! gdrcopy's own sanity tests on the simulated library and driver, under their original names: those of version 2.5,
+//! whose functions have two variants, for `cuMemAlloc` memory and for mapped memory.
 //!
-//! Each test is a process of its own, which has knobs of its own; what has to end with a signal is a
-//! child of that.
+//! Each test runs in its own process with its own settings; whatever must end with a signal runs in a child of it.
 
 #[allow(
     unused_imports,

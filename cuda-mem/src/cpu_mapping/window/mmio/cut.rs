@@ -1,18 +1,16 @@
-//! Where a copy is cut into accesses.
+//! Splits a copy into accesses.
 
 #![forbid(unsafe_code)]
 
-/// Bytes of a line: what a write-combining buffer holds, and what a streaming load fetches.
+/// Bytes of a line: the size of a write-combining buffer and of a streaming load's fetch.
 pub(super) const LINE: usize = 64;
 
-/// Names the accesses to `len` bytes of a mapping that start at `address`: how far from there each is, and
-/// how many bytes it moves.
+/// Calls `piece` with the offset and the width of each access to `len` bytes of a mapping at `address`.
 ///
-/// Every byte belongs to one access, and they come in ascending order. The width is a power of two, up to
-/// `widest`, which is one itself and at most a line; the access is aligned to it; and it is twice as wide
-/// wherever that would be so too. Whole lines are in the middle, so that a buffer that combines stores
-/// fills at once, and at most ten accesses on each side of them.
-// Inlined for the sake of the loop over lines: there `widest` and with it every branch is known.
+/// The accesses are in ascending order and cover each byte once. A width is a power of two up to `widest`, itself a
+/// power of two and at most a line. Each access is aligned to its width and as wide as its position allows. Whole lines
+/// are in the middle, so that a write-combining buffer fills at once, with at most ten accesses on each side of them.
+// Inlined so that `widest`, and with it every branch, is constant in the loop over lines.
 #[inline(always)]
 pub(super) fn cut(address: usize, len: usize, widest: usize, mut piece: impl FnMut(usize, usize)) {
     let mut at = 0;
@@ -37,7 +35,7 @@ pub(super) fn cut(address: usize, len: usize, widest: usize, mut piece: impl FnM
     }
 }
 
-/// Of the access at `address` to the first of `left` bytes, which are not 0.
+/// Width of the access at `address`, with `left` bytes remaining, at least 1.
 fn width(address: usize, left: usize, widest: usize) -> usize {
     let aligned = 1 << (address | widest).trailing_zeros();
     let fits = 1 << left.ilog2();

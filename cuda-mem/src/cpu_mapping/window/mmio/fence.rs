@@ -1,18 +1,18 @@
-//! The order of accesses to a mapping among others.
+//! Orders accesses to a mapping among others.
 //!
-//! Write-combining memory is weakly ordered, and so are streaming stores to any memory: a store waits in a
-//! buffer of the processor, and only a fence says when it must have left. Streaming loads are weakly
-//! ordered too, and may take their bytes from a buffer that no device's store reaches. Ordinary memory
-//! knows none of that: there a streaming load is a load, and a fence costs some nanoseconds for nothing.
+//! Write-combining memory is weakly ordered, and so are streaming stores to any memory: a store waits in a processor
+//! buffer, and only a fence guarantees that it has left. Streaming loads are weakly ordered too, and may be served from
+//! a buffer that device stores do not reach. Ordinary memory is unaffected: there a streaming load is a plain load, and
+//! a fence costs some nanoseconds for nothing.
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 use std::sync::atomic::{Ordering, fence};
 
-/// Follows stores to a mapping, single ones as well as copies: what comes later on this thread is seen
-/// after them, and they do not wait in the processor any longer. They may still be on the bus.
+/// Follows stores to a mapping, single ones and copies alike: later accesses of this thread become visible after them,
+/// and they no longer wait in the processor. They may still be on the bus.
 ///
-/// `mixed` is for a process that reaches the same memory through mappings of several kinds. Then a load
-/// through one must not overtake a store through another, and only a full fence prevents that.
+/// `mixed` means that the process accesses the same memory through mappings of several kinds. A load through one must
+/// then not overtake a store through another, which takes a full fence.
 #[inline]
 pub(in crate::cpu_mapping::window) fn fence_after_store(mixed: bool) {
     if mixed {
@@ -22,28 +22,27 @@ pub(in crate::cpu_mapping::window) fn fence_after_store(mixed: bool) {
     }
 }
 
-/// Comes before loads from a mapping and again after them.
+/// Goes before loads from a mapping and again after them.
 ///
-/// Before: the loads see what a device had written when the program learned of it, rather than an older
-/// line in a buffer, and do not overtake stores to the same memory. After: nothing that follows overtakes
-/// the loads, such as the store that lets the device write again. Intel's manual demands MFENCE in both
-/// places (Software Developer's Manual, volume 1, "Streaming Load Hint Instruction": order among streaming
-/// loads, and between them and other accesses, is kept by that instruction only). LFENCE would leave
-/// earlier stores in their buffers. AMD's manual (Architecture Programmer's Manual, volume 1, "Forcing
-/// Memory Order") has the same: LFENCE orders loads alone, MFENCE every access before it with every one
-/// after it.
+/// Before: the loads see what a device had written when the program learned of it, not an older line in a buffer, and
+/// do not overtake stores to the same memory. After: no later access overtakes the loads, such as the store that lets
+/// the device write again. Intel's manual demands MFENCE in both places (Software Developer's Manual, volume 1,
+/// "Streaming Load Hint Instruction": only that instruction orders streaming loads among themselves and with other
+/// accesses). LFENCE would leave earlier stores in their buffers. AMD's manual (Architecture Programmer's Manual,
+/// volume 1, "Forcing Memory Order") agrees: LFENCE orders loads only, MFENCE orders every earlier access before every
+/// later one.
 ///
-/// Between two copies one after the other, one is enough for both.
+/// One fence between two consecutive copies serves both.
 #[inline]
 pub(in crate::cpu_mapping::window) fn fence_around_load() {
     full();
 }
 
-/// SFENCE also empties the buffers that combine stores.
+/// SFENCE also drains write-combining buffers.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 fn stores() {
-    // SAFETY: the instruction changes no register and no memory, and every x86-64 has it.
+    // SAFETY: the instruction changes no register and no memory, and every x86-64 processor has it.
     unsafe { std::arch::asm!("sfence", options(nostack, preserves_flags)) }
 }
 

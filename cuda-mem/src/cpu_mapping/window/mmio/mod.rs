@@ -1,14 +1,13 @@
-//! Copies between ordinary memory and a *mapping*: memory that may lie behind a bus, where each load and
-//! each store is a transaction of its own.
+//! Copies between ordinary memory and a *mapping*: memory that may be behind a bus, where each load and store is a
+//! separate transaction.
 //!
-//! A mapping is reached through raw pointers only, never through a Rust reference, and not by `memcpy`,
-//! which may touch a byte twice, read what it is about to write, or choose accesses that are not aligned.
-//! Here an access is volatile or an instruction written out, moves bytes that no other access moves, and
-//! is as wide as its place allows ([`cut()`]). A store reads nothing from the mapping. The processor itself
-//! may fetch more: from write-combining memory a streaming load gets the whole line of 64 bytes, perhaps
-//! before the program knows that it wants it, so a mapping must not be one whose reads do something.
+//! A mapping is accessed through raw pointers only: never through a Rust reference, and not by `memcpy`, which may
+//! touch a byte twice, read what it is about to write, or make unaligned accesses. Here each access is volatile or
+//! inline assembly, moves bytes that no other access moves, and is as wide as its position allows ([`cut()`]). A store
+//! reads nothing from the mapping. The processor itself may fetch more: a streaming load from write-combining memory
+//! fetches the whole line of 64 bytes, possibly speculatively. Reads of a mapping must therefore have no side effects.
 //!
-//! No copy has a fence inside; [`fence_around_load`] and [`fence_after_store`] say which it needs.
+//! Copies contain no fence; [`fence_around_load`] and [`fence_after_store`] say which they need.
 
 mod cut;
 mod fence;
@@ -27,43 +26,43 @@ pub(super) use fence::{fence_after_store, fence_around_load};
 pub(super) use once::{load_once, store_once};
 use pieces::{Pieces, Plain};
 
-/// The instructions that a copy is made of.
+/// The instructions of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Routine {
     /// Ordinary accesses of up to 8 bytes, on every processor.
     Plain,
-    /// Streaming accesses of 16 bytes. The stores are of SSE2, the loads of SSE4.1.
+    /// Streaming accesses of 16 bytes: stores of SSE2, loads of SSE4.1.
     Sse41,
     /// Streaming accesses of 32 bytes.
     Avx2,
-    /// Streaming accesses of 64 bytes, the whole of a line.
+    /// Streaming accesses of 64 bytes, a whole line.
     Avx512,
 }
 
 impl Routine {
-    /// The widest comes last.
+    /// From the narrowest to the widest.
     const ALL: [Self; 4] = [Self::Plain, Self::Sse41, Self::Avx2, Self::Avx512];
 
-    /// The widest that this processor has.
+    /// The widest that this processor supports.
     pub(super) fn best() -> Self {
         static BEST: OnceLock<Routine> = OnceLock::new();
         *BEST.get_or_init(|| Self::available().last().unwrap_or(Self::Plain))
     }
 
-    /// All that this processor has, the widest last.
+    /// All that this processor supports, the widest last.
     pub(super) fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|routine| routine.is_here())
     }
 
     #[cfg(target_arch = "x86_64")]
     fn is_here(self) -> bool {
-        // Miri runs no instructions that are written out.
+        // Miri does not run inline assembly.
         let vectors = !cfg!(miri);
         match self {
             Self::Plain => true,
             Self::Sse41 => vectors && is_x86_feature_detected!("sse4.1"),
             Self::Avx2 => vectors && is_x86_feature_detected!("avx2"),
-            // It is written with pieces of AVX2 at its ends.
+            // Its copies use AVX2 at their ends.
             Self::Avx512 => {
                 vectors && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx2")
             }
@@ -99,37 +98,36 @@ impl fmt::Display for Routine {
     }
 }
 
-/// Copies `len` bytes from ordinary memory to a mapping; none touches nothing.
+/// Copies `len` bytes from ordinary memory to a mapping; accesses nothing if `len` is 0.
 ///
-/// If `len` is 1, 2, 4 or 8 and `to` a multiple of it, that is one store.
+/// This is one store if `len` is 1, 2, 4 or 8 and `to` is a multiple of it.
 ///
 /// # Safety
 ///
-/// The processor has `routine`. `from` can be read and `to` written for `len` bytes, the two do not
-/// overlap, and nothing else reaches either meanwhile, except a device that reaches the mapping.
-/// [`fence_after_store`] follows on this thread, before anything else reaches those bytes of `to`.
+/// The processor supports `routine`. `from` can be read and `to` written for `len` bytes, the two do not overlap, and
+/// nothing else accesses either meanwhile, except devices, which may access the mapping. [`fence_after_store`] follows
+/// on this thread before anything else accesses those bytes of `to`.
 pub(super) unsafe fn store(routine: Routine, to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's promises are those of the copy.
     unsafe { (routine.copies().store)(to, from, len) }
 }
 
-/// Copies `len` bytes from a mapping to ordinary memory; none touches nothing.
+/// Copies `len` bytes from a mapping to ordinary memory; accesses nothing if `len` is 0.
 ///
-/// If `len` is 1, 2, 4 or 8 and `from` a multiple of it, that is one load.
+/// This is one load if `len` is 1, 2, 4 or 8 and `from` is a multiple of it.
 ///
 /// # Safety
 ///
-/// As of [`store`], with the sides exchanged. No fence is needed for the sake of memory safety; for what
-/// order needs, see [`fence_around_load`].
+/// As for [`store`], with the sides exchanged. Memory safety needs no fence; for ordering, see [`fence_around_load`].
 pub(super) unsafe fn load(routine: Routine, to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller's promises are those of the copy.
     unsafe { (routine.copies().load)(to, from, len) }
 }
 
-/// Where to, where from, how many bytes.
+/// Destination, source, number of bytes.
 type Copy = unsafe fn(*mut u8, *const u8, usize);
 
-/// What one routine does.
+/// The two copies of a routine.
 struct Copies {
     store: Copy,
     load: Copy,
@@ -146,19 +144,19 @@ impl Copies {
 
 /// # Safety
 ///
-/// As of [`store`], where the routine is `P`.
+/// As for [`store`] with routine `P`.
 unsafe fn store_by<P: Pieces>(to: *mut u8, from: *const u8, len: usize) {
     cut(to.addr(), len, P::WIDEST, move |at, width| {
         // SAFETY: a piece lies within the `len` bytes of both sides, and is aligned in the mapping.
         unsafe { P::store(to.wrapping_add(at), from.wrapping_add(at), width) }
     });
-    // SAFETY: the processor has this routine.
+    // SAFETY: the processor supports this routine.
     unsafe { P::end(len) }
 }
 
 /// # Safety
 ///
-/// As of [`load`], where the routine is `P`.
+/// As for [`load`] with routine `P`.
 unsafe fn load_by<P: Pieces>(to: *mut u8, from: *const u8, len: usize) {
     cut(from.addr(), len, P::WIDEST, move |at, width| {
         // SAFETY: as in `store_by`.

@@ -1,4 +1,4 @@
-//! Typed values in a mapping, each with one access.
+//! Typed values in a mapping, each in one access.
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -18,7 +18,7 @@ pub(in crate::cpu_mapping::window) unsafe fn store_once<T: NoUninit>(to: *mut T,
             _ => panic!("one store moves 1, 2, 4 or 8 bytes"),
         }
     };
-    // SAFETY: the caller's promises; the word has the size of `T`.
+    // SAFETY: the caller's promises; the integer has the size of `T`.
     unsafe { store(to, value) }
 }
 
@@ -42,7 +42,7 @@ pub(in crate::cpu_mapping::window) unsafe fn load_once<T: AnyBitPattern>(from: *
     unsafe { load(from) }
 }
 
-/// As the integer `W`: a struct might go field by field.
+/// Stores as integer `W`, because a struct might be stored field by field.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Single accesses, by their width.
+//! Single accesses by width.
 
 use std::marker::PhantomData;
 
@@ -15,30 +15,30 @@ pub(super) trait Pieces {
     ///
     /// # Safety
     ///
-    /// The processor has the routine. `width` is a power of two up to the widest, `to` is a multiple of it,
-    /// and so many bytes can be read at `from` and written at `to`.
+    /// The processor supports the routine. `width` is a power of two up to the widest, `to` is a multiple of it, and
+    /// `width` bytes can be read at `from` and written at `to`.
     unsafe fn store(to: *mut u8, from: *const u8, width: usize);
 
     /// Moves `width` bytes out of a mapping, with one load.
     ///
     /// # Safety
     ///
-    /// As of [`Pieces::store`], but `from` is what is a multiple of `width`.
+    /// As for [`Pieces::store`], but `from`, not `to`, is a multiple of `width`.
     unsafe fn load(to: *mut u8, from: *const u8, width: usize);
 
-    /// Ends a copy of `len` bytes.
+    /// Called at the end of a copy of `len` bytes.
     ///
     /// # Safety
     ///
-    /// The processor has the routine.
+    /// The processor supports the routine.
     #[inline(always)]
     unsafe fn end(_len: usize) {}
 }
 
-/// Volatile accesses to the mapping of up to 8 bytes. The other side may lie anywhere.
+/// Volatile accesses to the mapping of up to 8 bytes. The other side needs no alignment.
 pub(super) type Plain = Word<u64, Word<u32, Word<u16, Word<u8, ()>>>>;
 
-/// Accesses of the integer `W`; the narrower ones are `N`'s.
+/// Accesses of integer `W`; `N` makes the narrower ones.
 pub(super) struct Word<W, N>(PhantomData<(W, N)>);
 
 impl<W: Pod, N: Pieces> Pieces for Word<W, N> {
@@ -50,9 +50,9 @@ impl<W: Pod, N: Pieces> Pieces for Word<W, N> {
             // SAFETY: the caller's promises.
             return unsafe { N::store(to, from, width) };
         }
-        // SAFETY: the caller lets so many bytes be read.
+        // SAFETY: the caller guarantees that `width` bytes can be read.
         let word: W = unsafe { from.cast::<W>().read_unaligned() };
-        // SAFETY: and be written, where `to` is a multiple of their number.
+        // SAFETY: and written, where `to` is a multiple of `width`.
         unsafe { store_once(to.cast(), word) }
     }
 
@@ -62,14 +62,14 @@ impl<W: Pod, N: Pieces> Pieces for Word<W, N> {
             // SAFETY: the caller's promises.
             return unsafe { N::load(to, from, width) };
         }
-        // SAFETY: the caller lets so many bytes be read, where `from` is a multiple of their number.
+        // SAFETY: the caller guarantees that `width` bytes can be read, and `from` is a multiple of `width`.
         let word: W = unsafe { load_once(from.cast()) };
         // SAFETY: and be written.
         unsafe { to.cast::<W>().write_unaligned(word) }
     }
 }
 
-/// Below a byte there is nothing.
+/// Ends the chain: no access is narrower than a byte.
 impl Pieces for () {
     const WIDEST: usize = 0;
 

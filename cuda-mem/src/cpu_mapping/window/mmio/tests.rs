@@ -1,4 +1,4 @@
-//! The copies on ordinary memory, against slices, and the plan that they follow.
+//! Tests the copies on ordinary memory against slices, and the split into accesses.
 
 use bytemuck::Pod;
 use proptest::prelude::prop_assert_eq;
@@ -7,7 +7,7 @@ use super::cut::LINE;
 use super::*;
 use crate::arena::random::cases;
 
-/// Stands around what a copy may write; no pattern has it.
+/// Surrounds what a copy may write; no test pattern contains it.
 const CANARY: u8 = 0xff;
 
 #[derive(Clone, Copy, Debug)]
@@ -18,21 +18,21 @@ enum Direction {
 
 const DIRECTIONS: [Direction; 2] = [Direction::Store, Direction::Load];
 
-/// Every copy there is here.
+/// Every copy that this processor supports.
 fn copies() -> impl Iterator<Item = (Routine, Direction)> {
     Routine::available().flat_map(|routine| DIRECTIONS.map(|direction| (routine, direction)))
 }
 
 /// # Safety
 ///
-/// As of [`store`], with no device.
+/// As for [`store`], with no device.
 unsafe fn copy(kind: (Routine, Direction), to: *mut u8, from: *const u8, len: usize) {
     let (routine, direction) = kind;
     let copy = match direction {
         Direction::Store => store,
         Direction::Load => load,
     };
-    // SAFETY: the caller's promises are those of both.
+    // SAFETY: the caller's promises cover both directions.
     unsafe { copy(routine, to, from, len) }
     fence_after_store(false);
 }
@@ -41,30 +41,30 @@ unsafe fn copy(kind: (Routine, Direction), to: *mut u8, from: *const u8, len: us
 #[derive(Clone, Copy)]
 struct Line([u8; LINE]);
 
-/// Bytes that start at a multiple of a line.
+/// Bytes aligned to a line.
 struct Bytes(Vec<Line>);
 
 impl Bytes {
-    /// At least `len` of the canary.
+    /// At least `len` canary bytes.
     fn new(len: usize) -> Self {
         Self(vec![Line([CANARY; LINE]); len.div_ceil(LINE)])
     }
 
     fn all(&mut self) -> &mut [u8] {
         let len = self.0.len() * LINE;
-        // SAFETY: the lines lie one after the other, are bytes without gaps, and are borrowed.
+        // SAFETY: the lines are contiguous, are bytes without gaps, and are borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 }
 
-/// Two pieces of memory to copy between.
+/// Two memory areas to copy between.
 struct Sides {
     from: Bytes,
     to: Bytes,
     canaries: Vec<u8>,
 }
 
-/// What a copy could have done wrong.
+/// What a copy did wrong, if anything.
 type Verdict = Result<(), &'static str>;
 
 impl Sides {
@@ -73,7 +73,7 @@ impl Sides {
         let len = longest + 4 * LINE;
         let (mut from, to) = (Bytes::new(len), Bytes::new(len));
         for (at, byte) in from.all().iter_mut().enumerate() {
-            // Differs from its neighbours and from the bytes of other lines.
+            // Differs from neighbouring bytes and from other lines.
             *byte = ((at * 7 + at / 250) % 251) as u8;
         }
         Self {
@@ -83,8 +83,7 @@ impl Sides {
         }
     }
 
-    /// Copies `len` bytes where the mapping's start `mapping` bytes behind a line's start, and the other
-    /// ones `host` bytes.
+    /// Copies `len` bytes, with the mapping at `mapping` bytes and the host side at `host` bytes past a line's start.
     fn check(
         &mut self,
         kind: (Routine, Direction),
@@ -97,12 +96,12 @@ impl Sides {
             Direction::Load => (LINE + host, LINE + mapping),
         };
         let end = to_at + len;
-        // Only a line on either side is looked at.
+        // Only one line on either side is checked.
         let seen = to_at - LINE..end + LINE;
         self.to.all()[seen.clone()].fill(CANARY);
         let to = self.to.all()[to_at..].as_mut_ptr();
         let from = self.from.all()[from_at..].as_ptr();
-        // SAFETY: the processor has the routines asked for; both sides have so many bytes from there.
+        // SAFETY: the processor supports the routine; both sides have `len` bytes from there.
         unsafe { copy(kind, to, from, len) };
 
         let (to, canaries) = (self.to.all(), &self.canaries[..LINE]);
@@ -125,7 +124,7 @@ impl Sides {
     }
 }
 
-/// Every `step` under Miri, which is slow.
+/// `step` under Miri, which is slow; otherwise 1.
 fn step(step: usize) -> usize {
     if cfg!(miri) { step } else { 1 }
 }
@@ -173,7 +172,7 @@ fn all_alignments_and_sizes_to_1_kib() {
     for kind in copies() {
         for len in (0..=1024).step_by(step(73)) {
             for mapping in (0..LINE).step_by(step(11)) {
-                // With a size every alignment of either side occurs, and 17 differences between them.
+                // For each size, every alignment of either side occurs, with 17 differences between them.
                 let host = (mapping * 5 + len) % 17;
                 sides.expect(kind, mapping, host, len);
             }
@@ -195,8 +194,8 @@ fn random_sizes_to_64_kib() {
     });
 }
 
-/// gdrcopy's test: a bit that walks through a buffer, stored and loaded again, at each of its offsets in
-/// the mapping, in the host's memory and in both.
+/// gdrcopy's test: a bit that walks through a buffer, stored and loaded back, at each of its offsets in the mapping, in
+/// host memory and in both.
 #[test]
 fn data_validation() {
     const OFFSETS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 11, 129, 1023];
@@ -218,7 +217,7 @@ fn data_validation() {
             let mut back = Bytes::new(size);
             let middle = there.all()[mapping..].as_mut_ptr();
             let from = sent.all()[host..].as_ptr();
-            // SAFETY: the processor has the routine; so many bytes are in both from there.
+            // SAFETY: the processor supports the routine; both sides have `len` bytes from there.
             unsafe { copy((routine, Direction::Store), middle, from, len) };
             let to = back.all()[host..].as_mut_ptr();
             // SAFETY: as above.
@@ -241,7 +240,7 @@ fn nothing_is_touched_for_no_bytes() {
     for kind in copies() {
         for address in [0, 1, LINE] {
             let nowhere = std::ptr::without_provenance_mut(address);
-            // SAFETY: no byte is promised.
+            // SAFETY: a copy of 0 bytes accesses nothing.
             unsafe { copy(kind, nowhere, nowhere, 0) };
         }
     }
@@ -252,7 +251,7 @@ fn a_value_goes_in_and_out_with_its_size() {
     fn there_and_back<T: Pod + PartialEq + fmt::Debug>(value: T) {
         let mut bytes = Bytes::new(LINE);
         let place = bytes.all()[8..].as_mut_ptr();
-        // SAFETY: eight bytes are there, at a multiple of eight.
+        // SAFETY: eight bytes are valid, at a multiple of eight.
         unsafe { store_once(place.cast(), value) };
         fence_after_store(true);
         fence_around_load();
@@ -280,7 +279,7 @@ fn the_best_routine_is_there() {
     assert_eq!(names, ["plain", "SSE4.1", "AVX2", "AVX-512"]);
 }
 
-/// Pages that cannot be reached stand before and behind both sides. Miri has no such pages.
+/// Inaccessible pages surround both sides. Miri does not support them.
 #[cfg(all(unix, not(miri)))]
 mod fenced {
     use std::ptr;
@@ -289,13 +288,13 @@ mod fenced {
 
     const PAGE: usize = 1 << 16;
 
-    /// A part of memory between two that cannot be read or written.
+    /// A page between two that cannot be read or written.
     struct Fenced(*mut u8);
 
     impl Fenced {
         fn new() -> Self {
             let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: a new mapping where the system likes.
+            // SAFETY: a new mapping at an address of the system's choice.
             let base =
                 unsafe { libc::mmap(ptr::null_mut(), 3 * PAGE, libc::PROT_NONE, kind, -1, 0) };
             assert_ne!(base, libc::MAP_FAILED);
@@ -311,7 +310,7 @@ mod fenced {
             self.0.wrapping_add(PAGE)
         }
 
-        /// Where so many bytes are the last ones.
+        /// The address of the last `len` bytes.
         fn last(&self, len: usize) -> *mut u8 {
             self.start().wrapping_add(PAGE - len)
         }
@@ -319,7 +318,7 @@ mod fenced {
 
     impl Drop for Fenced {
         fn drop(&mut self) {
-            // SAFETY: the mapping is this value's, and nothing points into it any longer.
+            // SAFETY: the mapping is this value's, and nothing points into it any more.
             unsafe { libc::munmap(self.0.cast(), 3 * PAGE) };
         }
     }
@@ -335,7 +334,7 @@ mod fenced {
                     (to.start(), from.last(len)),
                     (to.last(len), from.start()),
                 ] {
-                    // SAFETY: the processor has the routine; so many bytes are there on both sides.
+                    // SAFETY: the processor supports the routine; `len` bytes are valid on both sides.
                     unsafe { copy(kind, to, from, len) };
                 }
             }
