@@ -18,6 +18,7 @@ mod devices;
 #[path = "../../cuda-mem/benches/common/draws.rs"]
 mod draws;
 pub mod environment;
+pub mod executor;
 mod foreign;
 mod forks;
 pub mod hold;

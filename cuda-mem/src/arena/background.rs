@@ -4,15 +4,15 @@
 //! It holds the arena only while it works, so that the program's last handle ends it. It makes its calls in relaxed
 //! capture mode, sleeps without a timeout while idle, and makes no call once the process exits.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::{Inner, UNIT};
 use crate::base::biased::thread::become_guest;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::report;
+use crate::base::exit::{self, Working};
 
 /// The name of the thread, as the system shows it.
 const NAME: &str = "cuda-mem-arena";
@@ -25,11 +25,6 @@ const LOOKS: u32 = 256;
 
 /// Bytes until the next look, while one is in progress: more than are ever freed.
 const NO_LOOK: i64 = i64::MAX / 2;
-
-/// Set when the process exits: the driver may be shutting down.
-static IS_EXITING: AtomicBool = AtomicBool::new(false);
-/// Threads that may be in a driver call.
-static WORKING: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub(super) struct Background {
@@ -66,54 +61,10 @@ impl State {
     }
 }
 
-/// While it lives, this thread may make driver calls.
-struct Working;
-
-impl Working {
-    /// `None` when the process exits.
-    fn begin() -> Option<Self> {
-        WORKING.fetch_add(1, Ordering::SeqCst);
-        let working = Self;
-        (!IS_EXITING.load(Ordering::SeqCst)).then_some(working)
-    }
-}
-
-impl Drop for Working {
-    fn drop(&mut self) {
-        WORKING.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Waits for calls in progress, because the driver shuts down after this.
-extern "C" fn at_exit() {
-    IS_EXITING.store(true, Ordering::SeqCst);
-    // A fork does not have its parent's threads.
-    for _ in 0..20_000 {
-        if report::is_forked() || WORKING.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        thread::sleep(Duration::from_micros(100));
-    }
-}
-
-fn watch_exit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        #[cfg(unix)]
-        // SAFETY: `at_exit` lives as long as the program, and never unwinds. If registering fails for lack of memory,
-        // calls at exit get the driver's error.
-        unsafe {
-            libc::atexit(at_exit);
-        }
-        #[cfg(not(unix))]
-        let _ = at_exit;
-    });
-}
-
 impl Background {
     /// Starts the thread.
     pub(super) fn start(arena: Weak<Inner>) -> Result<Self> {
-        watch_exit();
+        exit::watch();
         let requests = Arc::<Requests>::default();
         let thread = thread::Builder::new().name(NAME.to_owned()).spawn({
             let requests = Arc::clone(&requests);

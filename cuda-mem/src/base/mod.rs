@@ -10,6 +10,7 @@
 pub(crate) mod barrier;
 pub(crate) mod biased;
 pub(crate) mod error;
+pub(crate) mod exit;
 pub(crate) mod lock;
 pub(crate) mod origin;
 pub(crate) mod pages;

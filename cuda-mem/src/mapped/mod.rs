@@ -8,7 +8,7 @@ pub(crate) mod managed;
 pub(crate) mod migration_stats;
 pub(crate) mod vmm;
 
-pub use host::{HostMemory, InFlightBuffer, PinnedBuffer, RegisterFlags, Registered};
+pub use host::{HostMemory, InFlightBuffer, PinnedBuffer, RegisterFlags, Registered, Returned};
 pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
 pub use migration_stats::MigrationStats;
 pub use vmm::{

@@ -17,9 +17,9 @@ pub(crate) mod slice;
 pub(crate) mod stats;
 
 pub use adaptor::{
-    AlignedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LiveAllocation, LoggingAdaptor,
-    PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics, StatisticsAdaptor,
-    StatisticsScope, TrackingAdaptor,
+    AlignedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LimitedAlloc, LiveAllocation,
+    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics,
+    StatisticsAdaptor, StatisticsScope, TrackingAdaptor,
 };
 pub use buffer::DeviceBuffer;
 pub use container::{DeviceScalar, DeviceVec};

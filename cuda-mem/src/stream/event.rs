@@ -2,6 +2,7 @@
 
 use std::ffi::c_uint;
 use std::fmt;
+use std::sync::Arc;
 
 use cuda_driver_sys::{CUevent, CUevent_flags};
 
@@ -26,15 +27,20 @@ use crate::stream::{after_wait, deferred, launches, waits};
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct Event {
-    context: Context,
-    raw: CUevent,
+    own: Arc<OwnEvent>,
     timing: bool,
 }
 
+/// An event that is destroyed with its last owner: the program, or a future that waits for it.
+pub(super) struct OwnEvent {
+    context: Context,
+    raw: CUevent,
+}
+
 // SAFETY: event handles may be used from any thread; the driver locks inside.
-unsafe impl Send for Event {}
+unsafe impl Send for OwnEvent {}
 // SAFETY: as for `Send`: recording and asking through a shared handle is behind the driver's lock.
-unsafe impl Sync for Event {}
+unsafe impl Sync for OwnEvent {}
 
 impl Context {
     /// Creates an event for ordering; it takes no time stamps and is cheap to record.
@@ -94,20 +100,19 @@ impl Event {
     /// Creates the value that destroys the event.
     #[track_caller]
     fn own(context: &Context, raw: CUevent, timing: bool) -> Self {
-        let event = Self {
+        let own = OwnEvent {
             context: context.clone(),
             raw,
-            timing,
         };
-        ledger::insert(event.item());
-        event
+        ledger::insert(own.item());
+        Self {
+            own: Arc::new(own),
+            timing,
+        }
     }
 
-    fn item(&self) -> Item {
-        let device = self.context.device();
-        Item::new(LedgerKind::Event, self.raw)
-            .of(device.driver())
-            .on(device)
+    pub(super) fn shared(&self) -> &Arc<OwnEvent> {
+        &self.own
     }
 
     /// Takes ownership of an event without time stamps.
@@ -122,13 +127,13 @@ impl Event {
     }
 
     pub(crate) fn context(&self) -> &Context {
-        &self.context
+        &self.own.context
     }
 
     /// The driver's handle. It stays valid while the event lives.
     #[must_use]
     pub fn as_raw(&self) -> CUevent {
-        self.raw
+        self.own.raw
     }
 
     /// Puts the mark after everything that is in `stream` now.
@@ -140,17 +145,17 @@ impl Event {
     #[doc(alias = "cuEventRecord")]
     pub fn record<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
         let stream = stream.into();
-        if *stream.context() != self.context {
+        if *stream.context() != self.own.context {
             return Err(Error::invalid(format!(
                 "the event belongs to the {} and the stream to the {}; an event marks streams of its own \
                  context only",
-                self.context,
+                self.own.context,
                 stream.context()
             )));
         }
         let open = stream.submit()?;
         // SAFETY: both handles are live and of one context.
-        unsafe { raw::event::record(open.queue(), self.raw) }
+        unsafe { raw::event::record(open.queue(), self.own.raw) }
     }
 
     /// Blocks the host until everything before the mark is done.
@@ -163,7 +168,7 @@ impl Event {
         {
             let _waits = waits::begin()?;
             // SAFETY: the event is live.
-            unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
+            unsafe { raw::event::synchronize(self.own.context.driver().table(), self.own.raw) }?;
         }
         deferred::poll();
         after_wait::tell();
@@ -178,7 +183,7 @@ impl Event {
     #[doc(alias = "cuEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live.
-        unsafe { raw::event::query(self.context.driver().table(), self.raw) }
+        unsafe { raw::event::query(self.own.context.driver().table(), self.own.raw) }
     }
 
     /// Milliseconds of device time from `earlier` to this event. Both must be done; the resolution is about half a
@@ -195,17 +200,23 @@ impl Event {
                 "elapsed time needs two events made by timing_event()".to_owned(),
             ));
         }
-        if self.context != earlier.context {
+        if self.own.context != earlier.own.context {
             return Err(Error::invalid(
                 "elapsed time needs two events of one context".to_owned(),
             ));
         }
         // SAFETY: both events are live, of one context, and take time stamps.
-        unsafe { raw::event::elapsed(self.context.driver().table(), earlier.raw, self.raw) }
+        unsafe {
+            raw::event::elapsed(
+                self.own.context.driver().table(),
+                earlier.own.raw,
+                self.own.raw,
+            )
+        }
     }
 
     fn check_driver(&self, stream: StreamRef<'_>) -> Result<()> {
-        let driver = self.context.driver();
+        let driver = self.own.context.driver();
         driver.require_same(
             stream.context().driver(),
             format_args!("the event and the stream"),
@@ -239,11 +250,28 @@ impl StreamRef<'_> {
         let open = self.submit()?;
         let _turn = launches::wait(self.as_raw())?;
         // SAFETY: both handles are live and of one driver.
-        unsafe { raw::stream::wait(open.queue(), event.raw) }
+        unsafe { raw::stream::wait(open.queue(), event.own.raw) }
     }
 }
 
-impl Drop for Event {
+impl OwnEvent {
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn as_raw(&self) -> CUevent {
+        self.raw
+    }
+
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Event, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+}
+
+impl Drop for OwnEvent {
     fn drop(&mut self) {
         ledger::remove(&self.item());
         let table = self.context.driver().table();
@@ -254,6 +282,6 @@ impl Drop for Event {
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({:p} of {:?})", self.raw, self.context)
+        write!(f, "Event({:p} of {:?})", self.own.raw, self.own.context)
     }
 }

@@ -9,6 +9,7 @@ mod default_streams;
 mod device;
 mod failure;
 mod foreign;
+mod futures;
 mod graph;
 mod ipc;
 mod ipc_ends;

@@ -177,6 +177,8 @@ pub const HOST_MEMORY: Leftover = Leftover {
         host_allocations: now.host_allocations,
         registrations: now.registrations,
         primary_retains: now.primary_retains,
+        // Those in the cache of the context that is kept.
+        events: now.events,
         ..before
     },
 };

@@ -1,9 +1,14 @@
 //! Single failures of the driver, and what follows from each. For all calls in turn see `sweep.rs`.
 
+use std::future::Future;
+use std::task::{Context, Waker};
+
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::{Environment, sim_path};
+use cuda_mem_tests::executor::block_on;
+use cuda_mem_tests::hold::hold;
 
 #[apply(case)]
 fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
@@ -235,5 +240,33 @@ fn two_drivers_do_not_mix(env: &Environment) -> Result<()> {
         .object
         .context("the buffer was not given back")?
         .free()?;
+    Ok(())
+}
+
+/// Found by the thread that waits for futures, and not by the task.
+#[apply(case)]
+fn a_future_tells_of_a_fault_that_comes_meanwhile(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let held = hold(&stream)?;
+    let mut future = std::pin::pin!(stream.completion()?);
+    let mut context = Context::from_waker(Waker::noop());
+    ensure!(future.as_mut().poll(&mut context).is_pending());
+    control.fail("cuEventQuery", 1, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    let error = block_on(future).expect_err("the fault");
+    ensure!(
+        error.code() == Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS),
+        "{error}"
+    );
+    drop(held);
+    block_on(stream.completion()?)?;
+
+    let pinned = env.context()?.pinned::<u8>(100)?.lend(&stream)?;
+    control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let Err(failed) = block_on(pinned.returned()) else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.error.code() == Some(CUresult::CUDA_ERROR_LAUNCH_FAILED));
+    let pinned = failed.object.context("the memory did not come back")?;
+    ensure!(block_on(pinned.returned())?.len() == 100);
     Ok(())
 }

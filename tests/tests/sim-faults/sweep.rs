@@ -14,6 +14,7 @@ use cuda_mem::{
     Stream,
 };
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::executor::block_on;
 use cuda_mem_tests::own_process;
 use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::sweep::meaning::{
@@ -71,9 +72,19 @@ fn everything(driver: Driver) -> Result<(), Error> {
     end.synchronize()?;
     end.is_done()?;
     end.elapsed_ms_since(&start)?;
+    copy.slice_mut(10..20)?
+        .copy_from_device(&bytes.slice(..10)?)?;
+    let (low, high) = copy.split_at_mut(500)?;
+    let (mut low, mut high) = (low.on(&stream)?, high.on(&other)?);
+    low.as_mut_slice().slice_mut(..10)?.zero()?;
+    high.fill(6)?;
+    drop((low, high));
     drop((bytes, halves, words, copy));
     other.is_done()?;
     other.synchronize()?;
+    // Done already: the thread that waits would make calls of its own.
+    block_on(end.completion())?;
+    block_on(other.completion()?)?;
     context.synchronize()?;
     pool.stats()?;
     pool.trim_to(0)?;

@@ -71,10 +71,7 @@ const ASKING: &[(&str, &str)] = &[
     ("stream/recording.rs", "the lock of its list"),
     ("stream/recording/exclusion.rs", "the lock of its list"),
     ("arena/mod.rs", "locks of its own"),
-    (
-        "arena/background.rs",
-        "a handler at exit, which waits for threads",
-    ),
+    ("base/exit.rs", "a handler at exit, which waits for threads"),
     ("arena/free.rs", "locks of its own"),
     ("arena/parked.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),

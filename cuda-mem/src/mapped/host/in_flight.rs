@@ -7,12 +7,14 @@ use std::ptr::NonNull;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
+use super::returned::Returned;
 use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::base::lock::Lock;
 use crate::base::report;
 use crate::memory::slice::{
     self, DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, PendingUses, Span,
 };
+use crate::stream::completion::Completion;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
 /// Host memory that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
@@ -220,16 +222,60 @@ impl<H: HostMemory> InFlightBuffer<H> {
     /// the stream is captured, and for another thread's per-thread stream while any stream is. The memory comes back with
     /// the error and stays in force.
     #[doc(alias = "cuStreamSynchronize")]
-    pub fn take_back(mut self) -> Result<H, Failed<Self>> {
+    pub fn take_back(self) -> Result<H, Failed<Self>> {
         if let Err(error) = self.finish() {
             return Err(Failed::new(error, self));
         }
+        self.into_host()
+    }
+
+    /// A future that returns the memory to the host once the stream has completed all work submitted with it so far.
+    /// It blocks no thread; see [`Completion`](crate::stream::Completion). Dropping it before is as dropping the memory: it waits.
+    ///
+    /// ```
+    /// # use std::task::{Context, Waker};
+    /// # fn block_on<F: Future>(future: F) -> F::Output {
+    /// #     let mut future = std::pin::pin!(future);
+    /// #     loop {
+    /// #         let mut context = Context::from_waker(Waker::noop());
+    /// #         if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+    /// #             return output;
+    /// #         }
+    /// #         std::thread::yield_now();
+    /// #     }
+    /// # }
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let stream = context.stream()?;
+    /// # let pool = MemoryPool::builder(&device).build()?;
+    /// # block_on(async {
+    /// let results = pool.alloc_from(&stream, &[1u32, 2, 3])?;
+    /// let mut staging = context.pinned::<u32>(3)?.lend(&stream)?;
+    /// staging.copy_from(&results)?;
+    /// let staging = staging.returned().await?;
+    /// assert_eq!(*staging, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// # })?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuEventRecord", "cuEventQuery"))]
+    pub fn returned(self) -> Returned<H> {
+        Returned::new(self)
+    }
+
+    /// A future that is ready once all work submitted with the memory so far is done.
+    pub(super) fn completion(&self) -> Result<Completion> {
+        self.span().wait_for_pending_uses(true)?;
+        self.stream.completion()
+    }
+
+    /// As [`take_back`](Self::take_back), when the stream is known to be done with the memory.
+    pub(super) fn into_host(mut self) -> Result<H, Failed<Self>> {
         match self.host.take() {
             Some(host) => Ok(host),
-            // `None` only after the destructor ran.
-            None => Err(Failed::lost(Error::invalid(
-                "the memory was taken back already".to_owned(),
-            ))),
+            None => Err(Failed::lost(taken_back())),
         }
     }
 
@@ -250,6 +296,11 @@ impl<H: HostMemory> DeviceMemory for InFlightBuffer<H> {
     fn as_slice(&self) -> DeviceSlice<'_, H::Element> {
         self.as_slice()
     }
+}
+
+#[cold]
+pub(super) fn taken_back() -> Error {
+    Error::invalid("the memory was taken back already".to_owned())
 }
 
 /// Memory that was dropped while its stream was captured. If it is never released, it leaks rather than being freed

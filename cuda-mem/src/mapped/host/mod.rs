@@ -14,10 +14,12 @@
 mod in_flight;
 mod pinned;
 mod registered;
+mod returned;
 
 pub use in_flight::{HostMemory, InFlightBuffer};
 pub use pinned::PinnedBuffer;
 pub use registered::{RegisterFlags, Registered};
+pub use returned::Returned;
 
 use std::ffi::c_void;
 

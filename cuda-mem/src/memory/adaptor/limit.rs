@@ -2,6 +2,9 @@
 
 mod budget;
 mod holders;
+mod task;
+
+pub use task::LimitedAlloc;
 
 use super::debug_over;
 use std::cell::RefCell;
@@ -157,6 +160,9 @@ impl<U: MemoryResource> LimitAdaptor<U> {
     /// Takes the bytes of a request, before upstream is asked, so that threads together stay below the limit.
     #[inline]
     fn take(&self, bytes: u64, stream: &Stream) -> Result<Taken<'_>> {
+        if self.take_granted(bytes) {
+            return Ok(Taken(&self.budget, bytes));
+        }
         let taken = match &self.wait {
             None => self
                 .budget

@@ -28,7 +28,7 @@ mod tracking;
 
 pub use aligned::AlignedAdaptor;
 pub use failure_callback::FailureCallbackAdaptor;
-pub use limit::LimitAdaptor;
+pub use limit::{LimitAdaptor, LimitedAlloc};
 pub use logging::LoggingAdaptor;
 pub use prefetch::PrefetchAdaptor;
 pub use recovery::RecoveryAdaptor;

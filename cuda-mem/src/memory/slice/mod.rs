@@ -4,11 +4,13 @@ mod mutable;
 mod on_stream;
 mod pending_uses;
 mod span;
+mod transfer;
 
 pub use mutable::DeviceSliceMut;
 pub use on_stream::OnStream;
 pub(crate) use pending_uses::{PendingUse, PendingUses};
-pub(crate) use span::{Span, pattern};
+pub(crate) use span::Span;
+pub(crate) use transfer::pattern;
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -121,13 +123,13 @@ impl<T: Pod, B> DeviceSlice<'_, T, B> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.span.len()
+        self.span.len
     }
 
     /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.span.len() == 0
+        self.span.len == 0
     }
 
     /// Number of bytes.
@@ -139,20 +141,20 @@ impl<T: Pod, B> DeviceSlice<'_, T, B> {
     /// The stream in whose order the memory is used.
     #[must_use]
     pub fn stream(&self) -> &Stream {
-        self.span.stream()
+        self.span.stream
     }
 
     /// The device that the memory belongs to; `None` for host memory, and if it is unknown.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
-        self.span.device()
+        self.span.device
     }
 
     /// The device address of the first element, to be read in the order of [`stream`](Self::stream); 0 if there is no
     /// memory.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
-        self.span.address()
+        self.span.address
     }
 
     /// The same elements, in the same order.

@@ -96,13 +96,13 @@ impl<T: Pod, B> DeviceSliceMut<'_, T, B> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.span.len()
+        self.span.len
     }
 
     /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.span.len() == 0
+        self.span.len == 0
     }
 
     /// Number of bytes.
@@ -114,20 +114,20 @@ impl<T: Pod, B> DeviceSliceMut<'_, T, B> {
     /// The stream in whose order the memory is used.
     #[must_use]
     pub fn stream(&self) -> &Stream {
-        self.span.stream()
+        self.span.stream
     }
 
     /// The device that the memory belongs to; `None` for host memory, and if it is unknown.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
-        self.span.device()
+        self.span.device
     }
 
     /// The device address of the first element, to be used in the order of [`stream`](Self::stream); 0 if there is no
     /// memory.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
-        self.span.address()
+        self.span.address
     }
 
     /// The same elements, for writing, while this slice is borrowed.

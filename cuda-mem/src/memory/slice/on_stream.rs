@@ -31,12 +31,12 @@ impl<'a, T: Pod> Span<'a, T> {
     pub(super) fn lend(self, other: &'a Stream, reads: bool) -> Result<(Self, OnStream<'a>)> {
         self.require_reach_in(other.context())?;
         self.wait_for_pending_uses(!reads)?;
-        let home = self.stream();
+        let home = self.stream;
         if home == other || self.size_bytes() == 0 {
-            let waited = self.waited();
+            let waited = self.waited;
             return Ok((self.in_order_of(other, waited), OnStream(None)));
         }
-        let Some(pending_uses) = self.pending_uses() else {
+        let Some(pending_uses) = self.pending_uses else {
             let text = "memory of a graph is used in the order of the graph's stream only";
             return Err(Error::not_supported(text.to_owned()));
         };

@@ -1,38 +1,35 @@
-//! Copies and fills of a range of device memory, each in the order of a stream.
+//! A range of memory, and what its use has to wait for.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
 
 use bytemuck::Pod;
-use cuda_driver_sys::{CUcontext, CUdeviceptr, CUpointer_attribute};
+use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
 use super::pending_uses::{PendingUse, PendingUses};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::driver::raw;
-use crate::driver::raw::Queue;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::join::order;
-use crate::stream::recording;
 
 /// `len` elements of device memory, and the stream in whose order they are used.
 pub(crate) struct Span<'a, T> {
-    address: CUdeviceptr,
-    len: usize,
-    stream: &'a Stream,
+    pub(super) address: CUdeviceptr,
+    pub(super) len: usize,
+    pub(super) stream: &'a Stream,
     /// The device that the memory belongs to. If there is none, the driver has to find out where the memory is.
-    device: Option<Device>,
+    pub(super) device: Option<Device>,
     /// Where uses on other streams are noted. Without such a list there can be none.
-    pending_uses: Option<&'a Lock<PendingUses>>,
+    pub(super) pending_uses: Option<&'a Lock<PendingUses>>,
     /// The stream has waited for pending uses up to this number, where they are in the way. The last is the span's own
     /// use.
-    waited: u64,
+    pub(super) waited: u64,
     /// Whether the span's creator captures the stream, so that work on the span is meant to be recorded.
-    is_recorded: bool,
+    pub(super) is_recorded: bool,
     element: PhantomData<T>,
 }
 
@@ -92,30 +89,6 @@ impl<'a, T: Pod> Span<'a, T> {
             waited: number,
             ..self
         }
-    }
-
-    pub(super) fn address(&self) -> CUdeviceptr {
-        self.address
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    pub(super) fn stream(&self) -> &'a Stream {
-        self.stream
-    }
-
-    pub(super) fn device(&self) -> Option<Device> {
-        self.device
-    }
-
-    pub(super) fn waited(&self) -> u64 {
-        self.waited
-    }
-
-    pub(super) fn pending_uses(&self) -> Option<&'a Lock<PendingUses>> {
-        self.pending_uses
     }
 
     /// Cannot overflow: the memory was allocated with this size.
@@ -220,252 +193,6 @@ impl<'a, T: Pod> Span<'a, T> {
         }
         Ok(())
     }
-
-    /// Runs `call` with the stream's context current, as the driver wants around copies of pool
-    /// memory. An empty span needs no call.
-    fn submit(&self, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        let stream = self.stream.as_ref();
-        let open = if self.is_recorded {
-            stream.submit_recorded()?
-        } else {
-            stream.submit_bound()?
-        };
-        call(open.queue()).map_err(|error| {
-            error.asked(|| format!("{} bytes at {:#x}", self.size_bytes(), self.address))
-        })
-    }
-
-    /// Waits until the stream is past a copy from or to a host slice that is only borrowed.
-    ///
-    /// While a stream is captured, the driver may refuse to wait, unless the thread is in relaxed capture mode. If
-    /// the stream cannot be waited for at all, this waits for the whole context: a copy must not outlive the
-    /// borrow. If that fails too, the context is lost, and its copies with it.
-    fn finish(&self) -> Result<()> {
-        let with_relaxed_capture_mode =
-            || recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize());
-        let waited = if recording::any() {
-            with_relaxed_capture_mode()
-        } else {
-            match self.stream.synchronize() {
-                // Another stream's capture.
-                Err(error) if error.kind() == ErrorKind::Capturing => with_relaxed_capture_mode(),
-                waited => waited,
-            }
-        };
-        waited.inspect_err(|_| {
-            // The first error is the one to report.
-            let _ = self.stream.context().synchronize();
-        })
-    }
-
-    fn table(&self) -> &'static raw::Table {
-        self.stream.device().driver().table()
-    }
-
-    /// # Safety
-    ///
-    /// `from` must be readable for the span's bytes until the stream is past the copy, and the stream's
-    /// context current.
-    unsafe fn send_from(&self, queue: Queue<'_>, from: *const c_void) -> Result<()> {
-        if self.device.is_some() {
-            // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
-            return unsafe { raw::copy::to_device(queue, self.address, from, self.size_bytes()) };
-        }
-        let from = from.expose_provenance() as CUdeviceptr;
-        // SAFETY: as above.
-        unsafe { raw::copy::anywhere(queue, self.address, from, self.size_bytes()) }
-    }
-
-    /// # Safety
-    ///
-    /// `to` must be writable for the span's bytes until the stream is past the copy, and the stream's
-    /// context current.
-    unsafe fn send_to(&self, queue: Queue<'_>, to: *mut c_void) -> Result<()> {
-        if self.device.is_some() {
-            // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
-            return unsafe { raw::copy::to_host(queue, to, self.address, self.size_bytes()) };
-        }
-        let to = to.expose_provenance() as CUdeviceptr;
-        // SAFETY: as above.
-        unsafe { raw::copy::anywhere(queue, to, self.address, self.size_bytes()) }
-    }
-
-    /// Submits a copy from pinned memory, which has as many elements, and does not wait for it.
-    ///
-    /// # Safety
-    ///
-    /// `from` must be readable for the span's bytes until the stream is past the copy.
-    pub(crate) unsafe fn submit_from(&self, from: *const c_void) -> Result<()> {
-        // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|queue| unsafe { self.send_from(queue, from) })
-    }
-
-    /// Submits a copy into pinned memory, which has as many elements, and does not wait for it.
-    ///
-    /// # Safety
-    ///
-    /// `to` must be writable for the span's bytes until the stream is past the copy.
-    pub(crate) unsafe fn submit_to(&self, to: *mut c_void) -> Result<()> {
-        // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|queue| unsafe { self.send_to(queue, to) })
-    }
-
-    /// A copy of borrowed host memory has to be waited for, which a capture does not allow.
-    fn require_not_recorded(&self) -> Result<()> {
-        if self.is_recorded {
-            let text =
-                "a copy of a host slice cannot be recorded; give the graph a buffer, and copy that";
-            return Err(Error::invalid(text.to_owned()));
-        }
-        Ok(())
-    }
-
-    /// Returns once the host slice may be changed again.
-    pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
-        self.check_len(from.len(), "slice")?;
-        self.require_not_recorded()?;
-        self.submit(|queue| {
-            // SAFETY: the slice is valid until `finish` below, which returns after the copy.
-            let sent = unsafe { self.send_from(queue, from.as_ptr().cast()) };
-            // Also after a failure: whatever was submitted reads a slice that we only borrowed.
-            // The driver copies pageable memory before it returns, but not memory that happens to
-            // be pinned, so only this makes the promise true for every slice.
-            let done = self.finish();
-            sent.and(done)
-        })
-    }
-
-    /// Returns once the host slice is filled.
-    pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
-        self.check_len(to.len(), "slice")?;
-        self.require_not_recorded()?;
-        self.submit(|queue| {
-            // SAFETY: the slice is valid until `finish` below, and every bit pattern is a value of `T`.
-            let sent = unsafe { self.send_to(queue, to.as_mut_ptr().cast()) };
-            let done = self.finish();
-            sent.and(done)
-        })
-    }
-
-    /// Copies into a new vector, and returns when it is filled.
-    pub(crate) fn to_vec(self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len)
-            .map_err(|_| Error::host_memory(self.size_bytes()))?;
-        vec.resize(self.len, T::zeroed());
-        self.copy_to(&mut vec)?;
-        Ok(vec)
-    }
-
-    /// Submits a copy of memory of the same length, in the order of both streams. The target's stream has already
-    /// waited for pending uses of the target.
-    pub(crate) fn copy_from_device(&self, from: &Span<'_, T>) -> Result<()> {
-        self.check_len(from.len, "source")?;
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        if self.is_recorded || from.is_recorded {
-            if !(self.is_recorded && from.is_recorded && self.stream == from.stream) {
-                let text =
-                    "memory of a capture is copied from and to memory of the same capture only";
-                return Err(Error::invalid(text.to_owned()));
-            }
-            return self.submit_copy(from, None);
-        }
-        from.wait_for_pending_uses(false)?;
-        order(from.stream.as_ref(), self.stream.as_ref())?;
-        let copied = self.submit_copy(from, self.contexts_across_devices(from));
-        // The source must not be changed or freed before the copy has read it.
-        let ordered = order(self.stream.as_ref(), from.stream.as_ref());
-        if ordered.is_err() {
-            from.note_reader(self.stream);
-        }
-        copied.and(ordered)
-    }
-
-    /// `stream` reads the range, and the range's own stream could not be made to wait for it.
-    fn note_reader(&self, stream: &Stream) {
-        let Some(pending_uses) = self.pending_uses else {
-            // If this fails too, the context is lost, and its work with it.
-            let _ = stream.as_ref().wait_unless_captured();
-            return;
-        };
-        // In a fork nothing was submitted.
-        if let Some(mut pending_uses) = pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse::new(stream, self.addresses(), true));
-        }
-    }
-
-    /// The contexts of both ranges, unless all memory belongs to the copying device. With these contexts, the copy
-    /// uses a call that needs no peer access.
-    fn contexts_across_devices(&self, from: &Span<'_, T>) -> Option<(CUcontext, CUcontext)> {
-        let (ours, theirs) = (self.device?, from.device?);
-        let copies = self.stream.device();
-        if ours == copies && theirs == copies {
-            return None;
-        }
-        let context_of = |device| {
-            [self.stream, from.stream]
-                .into_iter()
-                .find(|stream| stream.device() == device)
-                .map(|stream| stream.context().as_raw())
-        };
-        Some((context_of(ours)?, context_of(theirs)?))
-    }
-
-    /// Submits a copy of a range of the same length that is valid at this point of this stream. `contexts` are those of
-    /// both, if their memory is of two devices: then it works without access from one to the other (R64).
-    pub(crate) fn submit_copy(
-        &self,
-        from: &Span<'_, T>,
-        contexts: Option<(CUcontext, CUcontext)>,
-    ) -> Result<()> {
-        let bytes = self.size_bytes();
-        if let Some((ours, theirs)) = contexts {
-            let (to, from) = ((self.address, ours), (from.address, theirs));
-            // SAFETY: both spans are valid at this point of the stream, whose context is current, and
-            // each is memory of its context's device.
-            return self
-                .submit(|queue| unsafe { raw::copy::between_devices(queue, to, from, bytes) });
-        }
-        self.submit(|queue| {
-            let (to, source) = (self.address, from.address);
-            if self.device.is_some() && from.device.is_some() {
-                // SAFETY: both spans are valid at this point of the stream, whose context is current;
-                // they do not overlap, as one is borrowed mutably.
-                unsafe { raw::copy::on_device(queue, to, source, bytes) }
-            } else {
-                // SAFETY: as above.
-                unsafe { raw::copy::anywhere(queue, to, source, bytes) }
-            }
-        })
-    }
-
-    /// Submits a fill with one byte.
-    pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
-        self.submit(|queue| {
-            // SAFETY: the span is valid at this point of its stream, whose context is current.
-            unsafe { raw::copy::fill_u8(queue, self.address, value, self.size_bytes()) }
-        })
-    }
-
-    /// Submits a fill with one element of 1, 2 or 4 bytes; other sizes do not compile.
-    pub(crate) fn fill(&self, value: T) -> Result<()> {
-        let to = self.address;
-        match pattern(value) {
-            (byte, 1) => self.fill_bytes(byte as u8),
-            // SAFETY: as in `fill_bytes`; the span is aligned for `T`.
-            (half, 2) => self
-                .submit(|queue| unsafe { raw::copy::fill_u16(queue, to, half as u16, self.len) }),
-            (word, _) => self.submit(|queue| {
-                // SAFETY: as above.
-                unsafe { raw::copy::fill_u32(queue, to, word, self.len) }
-            }),
-        }
-    }
 }
 
 impl<T> Span<'_, T> {
@@ -476,22 +203,5 @@ impl<T> Span<'_, T> {
             .field("element", &std::any::type_name::<T>())
             .field("stream", self.stream)
             .finish()
-    }
-}
-
-/// The pattern of an element of 1, 2 or 4 bytes, and its size; other sizes do not compile.
-pub(crate) fn pattern<T: Pod>(value: T) -> (u32, u32) {
-    const {
-        assert!(
-            matches!(size_of::<T>(), 1 | 2 | 4),
-            "the driver fills with elements of 1, 2 or 4 bytes"
-        );
-    }
-    match *bytemuck::bytes_of(&value) {
-        [a] => (u32::from(a), 1),
-        [a, b] => (u32::from(u16::from_ne_bytes([a, b])), 2),
-        [a, b, c, d] => (u32::from_ne_bytes([a, b, c, d]), 4),
-        // The assertion above leaves nothing else.
-        _ => (0, 1),
     }
 }

@@ -9,8 +9,10 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::base::lock::Lock;
@@ -27,9 +29,31 @@ pub(super) struct Budget {
 
 /// A request in the queue. When it is no longer there, it has its bytes.
 #[derive(Debug)]
-struct Request {
+pub(super) struct Request {
     bytes: u64,
-    granted: Condvar,
+    waiter: Waiter,
+}
+
+/// What waits for a request.
+#[derive(Debug)]
+enum Waiter {
+    Thread(Condvar),
+    /// The waker of the last poll.
+    Task(Lock<Option<Waker>>),
+}
+
+/// Wakers to be called once the queue is no longer locked: an executor may run a task inside.
+#[derive(Default)]
+#[must_use]
+struct Granted(Vec<Waker>);
+
+impl Granted {
+    fn wake(self) {
+        for waker in self.0 {
+            // Memory is freed here, also in destructors. A panic of an executor has been reported by the panic hook.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    }
 }
 
 /// Why there are no bytes.
@@ -99,32 +123,110 @@ impl Budget {
         }
         // First this, then a look at the bytes: see above.
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        let granted = Condvar::new();
         let request = Arc::new(Request {
             bytes,
-            granted: Condvar::new(),
+            waiter: Waiter::Thread(granted),
         });
-        queue.push_back(Arc::clone(&request));
-        self.grant(&mut queue);
-        let is_queued = |queue: &VecDeque<Arc<Request>>| {
-            queue.iter().any(|queued| Arc::ptr_eq(queued, &request))
+        let Waiter::Thread(granted) = &request.waiter else {
+            return Err(Shortage::Forked);
         };
-        while is_queued(&queue) {
+        queue.push_back(Arc::clone(&request));
+        let mut woken = self.grant(&mut queue);
+        let mut ended = Ok(());
+        while is_queued(&queue, &request) {
             let waited = begun.elapsed();
             let left = timeout.saturating_sub(waited);
             if left.is_zero() {
-                queue.retain(|queued| !Arc::ptr_eq(queued, &request));
-                self.waiting.fetch_sub(1, Ordering::SeqCst);
-                // It may have been in the way of smaller ones.
-                self.grant(&mut queue);
-                return Err(Shortage::TimedOut {
+                woken = self.take_out(&mut queue, &request);
+                ended = Err(Shortage::TimedOut {
                     allocated: self.allocated(),
                     waited,
                 });
+                break;
             }
-            let woken = request.granted.wait_timeout(queue, left);
-            queue = woken.unwrap_or_else(PoisonError::into_inner).0;
+            if !woken.0.is_empty() {
+                drop(queue);
+                std::mem::take(&mut woken).wake();
+                let Some(locked) = self.queue.lock_unless_forked() else {
+                    return Err(Shortage::Forked);
+                };
+                queue = locked;
+                continue;
+            }
+            let slept = granted.wait_timeout(queue, left);
+            queue = slept.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(())
+        drop(queue);
+        woken.wake();
+        ended
+    }
+
+    /// As [`wait`](Self::wait), for a task. `request` is its place in the queue, from the first poll that did not
+    /// succeed on; it ends with [`leave`](Self::leave) if the task gives up.
+    pub(super) fn poll(
+        &self,
+        bytes: u64,
+        request: &mut Option<Arc<Request>>,
+        waker: &Waker,
+    ) -> Poll<Result<(), Shortage>> {
+        if request.is_none() && (bytes == 0 || self.try_take_in_turn(bytes)) {
+            return Poll::Ready(Ok(()));
+        }
+        if bytes > self.limit {
+            return Poll::Ready(Err(Shortage::TooLarge));
+        }
+        let Some(mut queue) = self.queue.lock_unless_forked() else {
+            return Poll::Ready(Err(Shortage::Forked));
+        };
+        let mut woken = Granted::default();
+        let own = request.get_or_insert_with(|| {
+            // First this, then a look at the bytes: see above.
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let own = Arc::new(Request {
+                bytes,
+                waiter: Waiter::Task(Lock::default()),
+            });
+            queue.push_back(Arc::clone(&own));
+            woken = self.grant(&mut queue);
+            own
+        });
+        let is_queued = is_queued(&queue, own);
+        if is_queued
+            && let Waiter::Task(place) = &own.waiter
+            && let Some(mut place) = place.lock_unless_forked()
+        {
+            *place = Some(waker.clone());
+        }
+        drop(queue);
+        woken.wake();
+        if is_queued {
+            return Poll::Pending;
+        }
+        *request = None;
+        Poll::Ready(Ok(()))
+    }
+
+    /// The task gives up its place, or the bytes that it got and did not come for.
+    pub(super) fn leave(&self, request: &Arc<Request>) {
+        let Some(mut queue) = self.queue.lock_unless_forked() else {
+            return;
+        };
+        if is_queued(&queue, request) {
+            let woken = self.take_out(&mut queue, request);
+            drop(queue);
+            woken.wake();
+        } else {
+            drop(queue);
+            self.give_back(request.bytes);
+        }
+    }
+
+    fn take_out(&self, queue: &mut VecDeque<Arc<Request>>, request: &Arc<Request>) -> Granted {
+        queue.retain(|queued| !Arc::ptr_eq(queued, request));
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        // It may have been in the way of smaller ones.
+        self.grant(queue)
     }
 
     /// Gives bytes back, to the requests that wait if there are any. Never waits for one.
@@ -140,21 +242,37 @@ impl Budget {
     #[cold]
     fn wake(&self) {
         if let Some(mut queue) = self.queue.lock_unless_forked() {
-            self.grant(&mut queue);
+            let woken = self.grant(&mut queue);
+            drop(queue);
+            woken.wake();
         }
     }
 
     /// Takes bytes for the requests at the head of the queue, as far as there are enough.
-    fn grant(&self, queue: &mut VecDeque<Arc<Request>>) {
+    fn grant(&self, queue: &mut VecDeque<Arc<Request>>) -> Granted {
+        let mut granted = Granted::default();
         while let Some(first) = queue.front() {
             if self.try_take(first.bytes).is_err() {
-                return;
+                break;
             }
-            first.granted.notify_one();
+            match &first.waiter {
+                Waiter::Thread(condvar) => condvar.notify_one(),
+                Waiter::Task(waker) => {
+                    let waker = waker
+                        .lock_unless_forked()
+                        .and_then(|mut waker| waker.take());
+                    granted.0.extend(waker);
+                }
+            }
             queue.pop_front();
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
+        granted
     }
+}
+
+fn is_queued(queue: &VecDeque<Arc<Request>>, request: &Arc<Request>) -> bool {
+    queue.iter().any(|queued| Arc::ptr_eq(queued, request))
 }
 
 #[cfg(test)]

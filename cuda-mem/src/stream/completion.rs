@@ -1,0 +1,248 @@
+//! Waiting for streams and events in asynchronous programs.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{self, Poll, Waker};
+
+use cuda_driver_sys::CUevent;
+
+use crate::base::error::Result;
+use crate::base::lock::Lock;
+use crate::driver::raw;
+use crate::stream::context::Context;
+use crate::stream::event::{Event, OwnEvent};
+use crate::stream::{Stream, StreamRef, after_wait, deferred, recording, watcher};
+
+/// A future that is ready once a stream has passed a point, or an event is done. From [`Stream::completion`] and
+/// [`Event::completion`].
+///
+/// Any executor can poll it. It asks the driver when it is polled; while it is pending, one thread of this crate asks
+/// for all pending futures of the process, and wakes their tasks. That thread sleeps between two looks for an eighth of
+/// the time that it has waited, at least 20 µs and at most 1 ms, and ends when nothing is pending. Nothing is put into
+/// the stream but an event, so that the device is not held up.
+///
+/// The output is an error if the driver reports one, such as a fault of earlier asynchronous work. Dropping the future
+/// stops the wait and changes nothing else.
+///
+/// ```
+/// # use std::task::{Context, Waker};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = std::pin::pin!(future);
+/// #     loop {
+/// #         let mut context = Context::from_waker(Waker::noop());
+/// #         if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+/// #             return output;
+/// #         }
+/// #         std::thread::yield_now();
+/// #     }
+/// # }
+/// use cuda_mem::{Driver, MemoryPool, Result, Stream};
+///
+/// async fn fill(pool: &MemoryPool, stream: &Stream) -> Result<()> {
+///     let mut buffer = pool.alloc::<u32>(stream, 1 << 20)?;
+///     buffer.fill(7)?;
+///     stream.completion()?.await // blocks no thread
+/// }
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// block_on(fill(&pool, &stream))?; // of the executor of your choice
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Completion {
+    watched: Arc<Watched>,
+    is_registered: bool,
+}
+
+/// What a future waits for, shared with the thread that looks.
+pub(super) struct Watched {
+    mark: Mark,
+    progress: Lock<Progress>,
+}
+
+enum Mark {
+    /// Shared with the program's event.
+    Event(Arc<OwnEvent>),
+    /// From the context's cache, and the stream that it was recorded in.
+    Stream {
+        context: Context,
+        event: CUevent,
+        stream: usize,
+    },
+}
+
+#[derive(Default)]
+struct Progress {
+    result: Option<Result<()>>,
+    waker: Option<Waker>,
+}
+
+// SAFETY: event handles may be used from any thread; the driver locks inside. The stream's handle is only a number.
+unsafe impl Send for Mark {}
+// SAFETY: as above.
+unsafe impl Sync for Mark {}
+
+impl Stream {
+    /// A future that is ready once everything that is in the stream now is done. See [`Completion`]. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// Any driver error; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured.
+    #[doc(alias("cuEventRecord", "cuEventQuery", "cuLaunchHostFunc"))]
+    pub fn completion(&self) -> Result<Completion> {
+        self.as_ref().completion()
+    }
+}
+
+impl StreamRef<'_> {
+    /// See [`Stream::completion`].
+    ///
+    /// # Errors
+    ///
+    /// As for that method.
+    #[doc(alias("cuEventRecord", "cuEventQuery", "cuLaunchHostFunc"))]
+    pub fn completion(&self) -> Result<Completion> {
+        let open = self.submit()?;
+        let event = self.context().take_event()?;
+        let mark = Mark::Stream {
+            context: self.context().clone(),
+            event,
+            stream: self.as_raw().addr(),
+        };
+        let completion = Completion::new(mark);
+        // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
+        unsafe { raw::event::record(open.queue(), event) }?;
+        Ok(completion)
+    }
+}
+
+impl Event {
+    /// A future that is ready once everything before the mark is done. See [`Completion`]. If the event is recorded
+    /// again meanwhile, the future waits for the new mark.
+    #[doc(alias = "cuEventQuery")]
+    pub fn completion(&self) -> Completion {
+        Completion::new(Mark::Event(Arc::clone(self.shared())))
+    }
+}
+
+impl Mark {
+    fn is_done(&self) -> Result<bool> {
+        let (context, event) = match self {
+            Self::Event(event) => (event.context(), event.as_raw()),
+            Self::Stream { context, event, .. } => (context, *event),
+        };
+        let table = context.driver().table();
+        // SAFETY: the event is live.
+        recording::relaxed_while_capturing(table, || unsafe { raw::event::query(table, event) })
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Self::Stream { context, event, .. } = self {
+            context.give_event(*event);
+        }
+    }
+}
+
+impl Watched {
+    /// Marks in one stream have the same key: a later one is not done before an earlier one.
+    pub(super) fn key(&self) -> usize {
+        match &self.mark {
+            Mark::Event(event) => Arc::as_ptr(event).addr(),
+            Mark::Stream { stream, .. } => *stream,
+        }
+    }
+
+    /// Asks the driver. If the wait is over, the result is stored, and the waker returned.
+    pub(super) fn look(&self) -> Poll<Option<Waker>> {
+        let result = match self.mark.is_done() {
+            Ok(false) => return Poll::Pending,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let Some(mut progress) = self.progress.lock_unless_forked() else {
+            return Poll::Ready(None);
+        };
+        progress.result = Some(result);
+        Poll::Ready(progress.waker.take())
+    }
+}
+
+impl Completion {
+    fn new(mark: Mark) -> Self {
+        Self {
+            watched: Arc::new(Watched {
+                mark,
+                progress: Lock::default(),
+            }),
+            is_registered: false,
+        }
+    }
+
+    /// The result, or `None` after the waker was stored for it.
+    fn result_or_wait(&self, waker: &Waker) -> Result<Option<Result<()>>> {
+        let mut progress = self.watched.progress.lock()?;
+        let result = progress.result.take();
+        if result.is_none() {
+            progress.waker = Some(waker.clone());
+        }
+        Ok(result)
+    }
+
+    fn poll_result(&mut self, waker: &Waker) -> Poll<Result<()>> {
+        if !self.is_registered {
+            match self.watched.mark.is_done() {
+                Ok(false) => {}
+                Ok(true) => return Poll::Ready(Ok(())),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        if let Some(result) = self.result_or_wait(waker)? {
+            self.is_registered = false;
+            return Poll::Ready(result);
+        }
+        if !self.is_registered {
+            watcher::add(&self.watched)?;
+            self.is_registered = true;
+        }
+        Poll::Pending
+    }
+}
+
+impl Future for Completion {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut task::Context<'_>) -> Poll<Result<()>> {
+        let polled = self.poll_result(task.waker());
+        if polled.is_ready() {
+            // As after any wait.
+            deferred::poll();
+            after_wait::tell();
+        }
+        polled
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if self.is_registered {
+            watcher::remove(&self.watched);
+        }
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.watched.mark {
+            Mark::Event(_) => "event",
+            Mark::Stream { .. } => "stream",
+        };
+        write!(f, "Completion(of a {kind})")
+    }
+}
