@@ -96,7 +96,7 @@ impl ArenaBuilder {
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).max_share(0.001).build()?;
     /// let asked = (device.total_memory()? / 500) as usize;
-    /// assert!(Resource::from(arena).alloc::<u8>(&stream, asked).is_err());
+    /// assert!(arena.alloc::<u8>(&stream, asked).is_err());
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn max_share(mut self, share: f64) -> Self {
@@ -115,7 +115,7 @@ impl ArenaBuilder {
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).initial_bytes(256 << 20).build()?;
-    /// let small = Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?;
+    /// let small = arena.alloc::<u8>(&stream, 1000)?;
     /// assert_eq!(arena.stats().reserved, 256 << 20);
     /// # drop(small);
     /// # Ok::<(), cuda_mem::Error>(())
@@ -318,5 +318,6 @@ fn assemble(
     let inner = Arc::new(inner);
     let holder: Weak<Inner> = Arc::downgrade(&inner);
     reclaim::add(holder);
-    Arena(inner)
+    let shared: Arc<dyn MemoryResource> = Arc::clone(&inner) as _;
+    Arena(inner, Resource::from(shared))
 }

@@ -69,6 +69,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::biased::lock::{self, BiasedLock};
@@ -77,6 +78,7 @@ use crate::base::error::Result;
 use crate::base::report;
 use crate::driver::device::Device;
 use crate::ledger::{Item, LedgerKind};
+use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pool::{Pool, ReleaseThreshold, ReusePolicy};
 use crate::memory::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
 use crate::stream::Stream;
@@ -124,26 +126,25 @@ const GRANULE_UNITS: u64 = GRANULE / UNIT;
 /// A cloneable handle; all methods may be called from any thread.
 ///
 /// ```
-/// use cuda_mem::{Arena, Driver, Resource};
+/// use cuda_mem::{Arena, Driver};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
 /// let stream = device.primary_context()?.stream()?;
 ///
 /// let arena = Arena::builder(&device).build()?;
-/// let resource = Resource::from(arena.clone());
-/// let buffer = resource.alloc_from(&stream, &[1.0f32, 2.0])?;
+/// let buffer = arena.alloc_from(&stream, &[1.0f32, 2.0])?;
 /// assert_eq!(buffer.to_vec()?, [1.0, 2.0]);
 /// drop(buffer);
 ///
-/// let again = resource.alloc::<f32>(&stream, 2)?; // the same memory, and no driver call
+/// let again = arena.alloc::<f32>(&stream, 2)?; // the same memory, and no driver call
 /// println!("{}", arena.stats());
 /// assert_eq!(arena.stats().hits, 1);
 /// # drop(again);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Arena(Arc<Inner>);
+pub struct Arena(Arc<Inner>, Resource);
 
 /// What all handles of an arena share.
 struct Inner {
@@ -325,14 +326,14 @@ impl Arena {
     /// them, it keeps the context of the stream of the first allocation.
     ///
     /// ```
-    /// use cuda_mem::{Arena, Driver, Resource};
+    /// use cuda_mem::{Arena, Driver};
     /// use cuda_mem::memory::PinnedResource;
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let driver = Driver::load()?;
     /// let stream = driver.device(0)?.primary_context()?.stream()?;
     /// let pinned = Arena::over(PinnedResource::new(driver));
-    /// let staging = Resource::from(pinned).alloc::<u8>(&stream, 1 << 20)?;
+    /// let staging = pinned.alloc::<u8>(&stream, 1 << 20)?;
     /// # drop(staging);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
@@ -340,6 +341,43 @@ impl Arena {
     #[track_caller]
     pub fn over(upstream: impl MemoryResource + 'static) -> Self {
         ArenaBuilder::over(Resource::new(upstream))
+    }
+
+    /// Allocates `len` elements in the order of `stream`. Their contents are unspecified. Usually makes no driver call.
+    /// Does not synchronise. The buffer keeps the arena alive.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers of the arena;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream's device has no access
+    /// to the memory; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured: see
+    /// [`capture_pool`](Self::capture_pool).
+    #[inline]
+    #[track_caller]
+    pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        self.1.alloc(stream, len)
+    }
+
+    /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`alloc`](Self::alloc).
+    #[doc(alias = "cuMemsetD8Async")]
+    #[track_caller]
+    pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        self.1.alloc_zeroed(stream, len)
+    }
+
+    /// Allocates as many elements as `from` has and copies them in. Synchronises the stream: the slice may be changed
+    /// when this returns.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    #[track_caller]
+    pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
+        self.1.alloc_from(stream, from)
     }
 
     /// How much memory the arena keeps when the program waits.
@@ -355,13 +393,13 @@ impl Arena {
     /// Memory is released in whole pieces, as the arena grew, so a block in use keeps its whole piece.
     ///
     /// ```
-    /// use cuda_mem::{Arena, Driver, ReleaseThreshold, Resource};
+    /// use cuda_mem::{Arena, Driver, ReleaseThreshold};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).build()?;
-    /// drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 100 << 20)?);
+    /// drop(arena.alloc::<u8>(&stream, 100 << 20)?);
     /// arena.set_release_threshold(ReleaseThreshold::Bytes(0));
     /// stream.synchronize()?;
     /// assert_eq!(arena.stats().reserved, 0);
@@ -386,11 +424,11 @@ impl Arena {
 // stream gets it only once it is ordered after all earlier uses: the block was freed on that stream, or the stream was
 // made to wait, or the host saw those uses end (`refill`). Pages start at multiples of 256 KiB, and units are 256
 // bytes.
-unsafe impl MemoryResource for Arena {
+unsafe impl MemoryResource for Inner {
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-        let inner = &*self.0;
+        let inner = self;
         require_alignment(self, layout)?;
         if let Some(size) = units(layout.size())
             && size != 0
@@ -410,7 +448,7 @@ unsafe impl MemoryResource for Arena {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
-        let inner = &*self.0;
+        let inner = self;
         if address == 0 {
             return Ok(());
         }
@@ -447,9 +485,55 @@ unsafe impl MemoryResource for Arena {
         }
         let Some(size) = units(layout.size()) else {
             let start = address / UNIT;
-            return Err(self.0.unknown(UnknownBlock { start }));
+            return Err(self.unknown(UnknownBlock { start }));
         };
-        self.0.deallocate_after(address, size, stream, others)
+        Self::deallocate_after(self, address, size, stream, others)
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.properties
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        match &*self.backing {
+            Backing::Vmm(_) => None,
+            Backing::Upstream(upstream) => upstream.resource().pool(),
+        }
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        self.trim_to(keep)
+    }
+}
+
+// SAFETY: as for `Inner`, whose doing everything is.
+unsafe impl MemoryResource for Arena {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        self.0.allocate(layout, stream)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.0.deallocate(address, layout, stream) }
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { MemoryResource::deallocate_after(&*self.0, address, layout, stream, others) }
     }
 
     fn memory_properties(&self) -> MemoryProperties {
@@ -457,23 +541,20 @@ unsafe impl MemoryResource for Arena {
     }
 
     fn pool(&self) -> Option<&Pool> {
-        match &*self.0.backing {
-            Backing::Vmm(_) => None,
-            Backing::Upstream(upstream) => upstream.resource().pool(),
-        }
+        self.0.pool()
     }
 
     fn trim_to(&self, keep: u64) -> Result<()> {
-        self.0.trim_to(keep)
+        MemoryResource::trim_to(&*self.0, keep)
     }
 }
 
+/// The same resource for every handle of the arena.
 impl From<Arena> for Resource {
     fn from(arena: Arena) -> Self {
-        Self::new(arena)
+        arena.1
     }
 }
-
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

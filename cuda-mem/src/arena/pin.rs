@@ -132,7 +132,7 @@ impl Arena {
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).build()?;
-    /// let buffer = Resource::from(arena.clone()).alloc::<u8>(&stream, 1 << 20)?;
+    /// let buffer = arena.alloc::<u8>(&stream, 1 << 20)?;
     /// let pin = arena.pin(buffer.as_raw(), 1 << 20)?;
     /// drop(buffer);
     /// stream.synchronize()?;
@@ -188,7 +188,7 @@ impl Arena {
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).build()?;
-    /// let buffer = Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?;
+    /// let buffer = arena.alloc::<u8>(&stream, 1000)?;
     /// let piece = arena.piece_at(buffer.as_raw()).expect("it is the arena's");
     /// assert!(piece.contains(&buffer.as_raw()) && piece.end - piece.start >= 2 << 20);
     /// # Ok::<(), cuda_mem::Error>(())

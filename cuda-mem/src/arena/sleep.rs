@@ -47,7 +47,7 @@ impl Arena {
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let arena = Arena::builder(&device).build()?;
-    /// let weights = Resource::from(arena.clone()).alloc_from(&stream, &[1.0f32, 2.0])?;
+    /// let weights = arena.alloc_from(&stream, &[1.0f32, 2.0])?;
     ///
     /// // SAFETY: nobody uses `weights` before the arena is awake.
     /// unsafe { arena.sleep(SleepContents::Keep) }?;

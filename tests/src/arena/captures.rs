@@ -118,7 +118,7 @@ fn a_stream_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> 
     for mode in MODES {
         let arena = Arena::builder(&env.device()?).build()?;
         let (stream, captured) = (env.stream()?, env.stream()?);
-        drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
+        drop(arena.alloc::<u8>(&stream, 8 * MIB)?);
         let held = hold(&stream)?;
         // Its end is marked.
         captured
@@ -129,7 +129,7 @@ fn a_stream_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> 
             .with_context(|| format!("{mode:?}"))?;
         drop(held);
         let next = env.stream()?;
-        drop(Resource::from(arena.clone()).alloc::<u8>(&next, 8 * MIB)?);
+        drop(arena.alloc::<u8>(&next, 8 * MIB)?);
         ensure!(
             arena.stats().grown == 1,
             "{mode:?}: the memory went to nobody: {}",
@@ -145,7 +145,7 @@ fn an_arena_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> 
     for mode in MODES {
         let arena = Arena::builder(&env.device()?).build()?;
         let (stream, captured) = (env.stream()?, env.stream()?);
-        drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
+        drop(arena.alloc::<u8>(&stream, 8 * MIB)?);
         captured
             .capture(mode, |capture| {
                 drop(arena);

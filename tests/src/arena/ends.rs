@@ -98,7 +98,7 @@ fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(env: &Environment) -> R
     let arena = Arena::builder(&env.device()?).build()?;
     let current = context.bind()?;
     let own = context.per_thread_stream();
-    let mut buffer = Resource::from(arena.clone()).alloc::<u8>(&own, 4 * MIB)?;
+    let mut buffer = arena.alloc::<u8>(&own, 4 * MIB)?;
     let held = hold(&own)?;
     // It runs when the arena is gone, and is an error where there is no memory any more.
     buffer.fill(3)?;
@@ -122,7 +122,7 @@ fn an_arena_dropped_in_a_capture_gives_its_memory_back(env: &Environment) -> Res
     for ends_first in [false, true] {
         let stream = env.stream()?;
         let arena = Arena::builder(&env.device()?).build()?;
-        drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 64 * MIB)?);
+        drop(arena.alloc_zeroed::<u8>(&stream, 64 * MIB)?);
         let mut arena = Some(arena);
         let (_, counts) = stream.capture(CaptureMode::Relaxed, |_| {
             arena.take();
@@ -285,7 +285,7 @@ fn an_arena_keeps_no_context_of_streams_that_ended(env: &Environment) -> Result<
     let arena = Arena::builder(&device).build()?;
     let stream = env.stream()?;
     let held = hold(&stream)?;
-    drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?);
+    drop(arena.alloc::<u8>(&stream, 1000)?);
     drop(stream);
     ensure!(device.has_active_context()?, "the mark needs it");
     drop(held);

@@ -163,14 +163,14 @@ fn initial_bytes_that_are_not_to_be_had_are_no_error(env: &Environment) -> Resul
     for initial in [free.saturating_mul(2), u64::MAX] {
         let builder = Arena::builder(&env.device()?).initial_bytes(initial);
         let arena = builder.build()?;
-        let block = Resource::from(arena.clone()).alloc::<u8>(&stream, 20 * MIB)?;
+        let block = arena.alloc::<u8>(&stream, 20 * MIB)?;
         let stats = arena.stats();
         ensure!((20 << 20..free).contains(&stats.reserved), "{stats}");
         drop(block);
     }
     let builder = Arena::builder(&env.device()?).initial_bytes(1 << 30);
     let arena = builder.max_bytes(64 << 20).build()?;
-    drop(Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?);
+    drop(arena.alloc::<u8>(&stream, MIB)?);
     ensure!(arena.stats().reserved == 64 << 20, "{}", arena.stats());
     Ok(())
 }

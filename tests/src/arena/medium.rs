@@ -116,7 +116,7 @@ fn threads_that_seldom_meet_keep_no_pages(env: &Environment) -> Result<()> {
     let _calm = env.shared();
     let (arena, streams, _third) = three_streams(env)?;
     take_turns(&arena, &streams)?;
-    let block = Resource::from(arena.clone()).alloc::<u8>(&streams[0], 1 << 20)?;
+    let block = arena.alloc::<u8>(&streams[0], 1 << 20)?;
     let space = arena.free_space();
     ensure!(space.kept == 0, "{space:?}");
     drop(block);

@@ -136,7 +136,7 @@ fn what_cannot_sleep_says_so(env: &Environment) -> Result<()> {
     over.wake()?;
 
     let arena = Arena::builder(&device).build()?;
-    let block = Resource::from(arena.clone()).alloc::<u8>(&stream, 5 * MIB)?;
+    let block = arena.alloc::<u8>(&stream, 5 * MIB)?;
     let pin = arena.pin(block.as_raw(), 5 << 20)?;
     // SAFETY: as above.
     let refused = unsafe { arena.sleep(SleepContents::Discard) };
@@ -216,7 +216,7 @@ fn pinned_memory_stays_where_it_is(env: &Environment) -> Result<()> {
 fn a_pin_keeps_its_arena(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let arena = Arena::builder(&env.device()?).build()?;
-    let mut block = Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?;
+    let mut block = arena.alloc::<u8>(&stream, MIB)?;
     block.fill(9)?;
     let (address, pin) = (block.as_raw(), arena.pin(block.as_raw(), 1 << 20)?);
     drop((block, arena));

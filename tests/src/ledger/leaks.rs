@@ -363,7 +363,7 @@ fn sums_find_every_kind(env: &Environment) -> Result<()> {
     // SAFETY: one stream orders everything; the buffer is not freed.
     let view = unsafe { imported.import::<u8>(&stream, &shared) }?;
     forget((view, imported, first, second));
-    forget(Resource::from(arena.clone()).alloc::<u8>(&stream, 1024)?);
+    forget(arena.alloc::<u8>(&stream, 1024)?);
     let before = sum(K::Module).0;
     let image = Image::ptx(PTX)?;
     forget((context.event()?, context.load(&image)?, arena));

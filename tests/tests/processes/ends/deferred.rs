@@ -36,7 +36,7 @@ pub(super) fn end_beside_an_idle_stream(env: &Environment) -> Result<()> {
         let busy = context.stream()?;
         let placed = place_in_shared_pool(&busy)?;
         let arena = Arena::over(MemoryPool::builder(&device).build()?);
-        let buffer = Resource::from(arena.clone()).alloc_zeroed::<u8>(&busy, 1 << 20)?;
+        let buffer = arena.alloc_zeroed::<u8>(&busy, 1 << 20)?;
         let held = hold(&busy)?;
         drop((placed, buffer, arena));
         held
@@ -69,7 +69,7 @@ pub(super) fn end_with_a_pool_in_use(env: &Environment) -> Result<()> {
         // It holds neither the pool nor that handle of the context.
         let buffer = pool.alloc_zeroed::<u8>(&idle, 1000)?;
         let arena = Arena::over(upstream.clone());
-        let block = Resource::from(arena.clone()).alloc_zeroed::<u8>(&busy, 1 << 20)?;
+        let block = arena.alloc_zeroed::<u8>(&busy, 1 << 20)?;
         let held = hold(&busy)?;
         drop((placed, block, arena));
         (held, buffer)
@@ -139,7 +139,7 @@ pub(super) fn end_inside_deallocate(env: &Environment) -> Result<()> {
     });
     let resource = Resource::from(locked.clone());
     let arena = Arena::over(resource.clone());
-    drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 1000)?);
+    drop(arena.alloc_zeroed::<u8>(&stream, 1000)?);
     let buffer = resource.alloc_zeroed::<u8>(&stream, 1000)?;
     stream.synchronize()?;
     if let Ok(mut state) = locked.state.lock() {
