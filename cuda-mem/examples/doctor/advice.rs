@@ -1,6 +1,6 @@
 //! Advice for each finding, in plain words.
 
-use cuda_mem::driver::{Reason, Support};
+use cuda_mem::driver::{Capability, Reason, Support};
 use cuda_mem::memory::DriverModel;
 use cuda_mem::sys::{Attempt, AttemptFailure, CUresult, LIBRARY_VARIABLE};
 use cuda_mem::{CudaVersion, Error, ErrorKind, ReleaseThreshold};
@@ -217,8 +217,7 @@ pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -
 /// Possible reasons for missing pools that driver and model do not report.
 fn guesses(facts: &Facts) -> Vec<String> {
     let mut lines = Vec::new();
-    let concurrent = facts.can.concurrent_managed_access.is_yes();
-    if facts.has_managed_memory == Some(false) {
+    if !facts.can.managed_memory {
         lines.push(
             "There is no managed memory either, which points to a virtual GPU: ask the administrator \
              for a vGPU profile with unified memory, or for the whole GPU (pass-through)."
@@ -231,7 +230,7 @@ fn guesses(facts: &Facts) -> Vec<String> {
         );
     } else if facts.can.compute_capability < (6, 0) {
         lines.push("The GPU is older than pools: no driver may bring them.".to_owned());
-    } else if !concurrent {
+    } else if !facts.can.concurrent_managed_access {
         lines.push(
             "Host and device cannot share managed memory at the same time, which points to Windows \
              (WDDM) behind it: update the driver of Windows, or ask the administrator."
@@ -307,7 +306,8 @@ pub(crate) fn hints(devices: &[Patient]) -> Vec<String> {
     });
     let mut lines: Vec<String> = release_threshold(known.clone()).into_iter().collect();
     for (_, facts) in known.filter(|(verdict, _)| *verdict == Verdict::Ready) {
-        if let Support::No(Reason::DriverTooOld { since, .. }) = facts.can.host_memory_pools {
+        let support = facts.support(Capability::HostMemoryPools);
+        if let Some(Support::No(Reason::DriverTooOld { since, .. })) = support {
             let line = format!(
                 "Only if pools of host or managed memory are wanted: {}",
                 newer_driver(since, facts.can.compute_capability)

@@ -1,8 +1,7 @@
 //! What a device reports and what it can do. Creates no context unless measuring.
 
-use cuda_mem::driver::{AllocationType, Capabilities, HandleTypes, Location, Support};
+use cuda_mem::driver::{AllocationType, Capabilities, Capability, HandleTypes, Location, Support};
 use cuda_mem::memory::{DriverModel, Strategy};
-use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Device, MemoryPool, PoolBuilder, ReleaseThreshold, Result};
 
 use crate::measure::{self, Times};
@@ -15,8 +14,7 @@ pub(crate) struct Facts {
     pub(crate) total_memory: u64,
     pub(crate) model: DriverModel,
     pub(crate) can: Capabilities,
-    /// Whether there is managed memory, with or without concurrent access; `None` if the driver does not know.
-    pub(crate) has_managed_memory: Option<bool>,
+    pub(crate) reported: Vec<Reported>,
     pub(crate) pools: Vec<(PoolKind, Answer)>,
     /// The source of the default resource's memory.
     pub(crate) strategy: Result<Strategy, String>,
@@ -126,36 +124,58 @@ impl Facts {
         found.map(|(_, answer)| answer)
     }
 
-    /// The capabilities that the driver reports, by their names in a table and in JSON.
-    pub(crate) fn capabilities(&self) -> [(&'static str, &'static str, Support); 8] {
-        let can = &self.can;
-        [
-            ("memory pools", "memory_pools", can.memory_pools),
-            ("virtual memory", "virtual_memory", can.virtual_memory),
-            (
-                "unified addressing",
-                "unified_addressing",
-                can.unified_addressing,
-            ),
-            (
-                "managed, concurrent",
-                "concurrent_managed_access",
-                can.concurrent_managed_access,
-            ),
-            (
-                "pageable memory",
-                "pageable_memory_access",
-                can.pageable_memory_access,
-            ),
-            ("GPUDirect RDMA", "gpu_direct_rdma", can.gpu_direct_rdma),
-            ("dma-buf", "dma_buf", can.dma_buf),
-            (
-                "host memory pools",
-                "host_memory_pools",
-                can.host_memory_pools,
-            ),
-        ]
+    /// The driver's answer for one of the reported capabilities; `None` for any other.
+    pub(crate) fn support(&self, capability: Capability) -> Option<Support> {
+        let found = self.reported.iter().find(|it| it.capability == capability);
+        found.map(|it| it.support)
     }
+}
+
+/// A capability, as the driver reports it.
+pub(crate) struct Reported {
+    capability: Capability,
+    /// The name in a table.
+    pub(crate) words: &'static str,
+    /// The name in JSON.
+    pub(crate) key: &'static str,
+    pub(crate) support: Support,
+}
+
+fn reported(device: &Device) -> Result<Vec<Reported>> {
+    use Capability as C;
+    [
+        (C::MemoryPools, "memory pools", "memory_pools"),
+        (C::VirtualMemory, "virtual memory", "virtual_memory"),
+        (
+            C::UnifiedAddressing,
+            "unified addressing",
+            "unified_addressing",
+        ),
+        (
+            C::ConcurrentManagedAccess,
+            "managed, concurrent",
+            "concurrent_managed_access",
+        ),
+        (
+            C::PageableMemoryAccess,
+            "pageable memory",
+            "pageable_memory_access",
+        ),
+        (C::GpuDirectRdma, "GPUDirect RDMA", "gpu_direct_rdma"),
+        (C::DmaBuf, "dma-buf", "dma_buf"),
+        (C::HostMemoryPools, "host memory pools", "host_memory_pools"),
+    ]
+    .into_iter()
+    .map(|(capability, words, key)| {
+        let support = device.support(capability)?;
+        Ok(Reported {
+            capability,
+            words,
+            key,
+            support,
+        })
+    })
+    .collect()
 }
 
 /// Queries everything. A query that only some devices or drivers support fails alone, not the whole.
@@ -173,9 +193,7 @@ pub(crate) fn gather(device: Device, all: &[Device], measure: bool) -> Result<Fa
         total_memory: device.total_memory()?,
         model: device.driver_model()?,
         can: device.capabilities()?,
-        has_managed_memory: device
-            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
-            .map(|value| value != 0),
+        reported: reported(&device)?,
         pools,
         strategy: in_words(strategy),
         default_pool: default_pool(&device),

@@ -89,9 +89,9 @@ fn device(patient: &Patient) -> Value {
 
 fn found(facts: &Facts) -> Map<String, Value> {
     let (major, minor) = facts.can.compute_capability;
-    let capabilities = facts.capabilities().into_iter();
-    let mut capabilities: Map<String, Value> = capabilities
-        .map(|(_, key, has)| (key.to_owned(), support(has)))
+    let reported = facts.reported.iter();
+    let mut capabilities: Map<String, Value> = reported
+        .map(|it| (it.key.to_owned(), support(it.support)))
         .collect();
     let handles = facts.can.pool_handle_types;
     capabilities.insert(

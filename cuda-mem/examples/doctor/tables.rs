@@ -233,12 +233,11 @@ fn matrix(page: &mut Page, devices: &[Patient]) {
     let mut row = |what: &str, cells: Vec<String>| {
         shown.add_row(std::iter::once(what.to_owned()).chain(cells));
     };
-    let capabilities: Vec<_> = known.iter().map(|facts| facts.capabilities()).collect();
-    let names = capabilities.first().into_iter().flatten();
-    for (index, (what, _, _)) in names.enumerate() {
-        let of_each = capabilities.iter().filter_map(|all| all.get(index));
-        let cells = of_each.map(|(_, _, support)| notes.support(*support));
-        row(what, cells.collect());
+    let reported = known.first().map_or(&[][..], |facts| &facts.reported);
+    for (index, first) in reported.iter().enumerate() {
+        let of_each = known.iter().filter_map(|facts| facts.reported.get(index));
+        let cells = of_each.map(|it| notes.support(it.support));
+        row(first.words, cells.collect());
     }
     let handles = known
         .iter()

@@ -1,7 +1,7 @@
 //! The verdict on a device.
 
 use cuda_mem::CudaVersion;
-use cuda_mem::driver::{Reason, Support};
+use cuda_mem::driver::{Capability, Reason, Support};
 use cuda_mem::memory::{DriverModel, Strategy};
 
 use crate::advice;
@@ -130,14 +130,14 @@ fn with_pools(facts: &Facts, found: &mut Diagnosis) {
         ),
         _ => {}
     }
-    for (what, support) in [
-        ("virtual memory management", facts.can.virtual_memory),
+    for (what, capability) in [
+        ("virtual memory management", Capability::VirtualMemory),
         (
             "one address space for host and devices",
-            facts.can.unified_addressing,
+            Capability::UnifiedAddressing,
         ),
     ] {
-        if let Support::No(reason) = support {
+        if let Some(Support::No(reason)) = facts.support(capability) {
             found.find(
                 Verdict::Limited,
                 format!("no {what}: {reason}"),

@@ -1,6 +1,7 @@
 //! Tables for people, one JSON object for programs.
 
 use anyhow::Result;
+use cuda_mem::driver::Capability;
 use cuda_mem::{Device, MemoryPool, PoolStats};
 use cuda_mem_console::{Backend, bytes, count, figures, nanoseconds, say, table};
 use serde_json::{Map, Value, json};
@@ -45,20 +46,20 @@ impl Show {
             bytes(total),
             can.multiprocessors,
         ))?;
-        let rows = [
-            ("memory pools", can.memory_pools.to_string()),
-            ("pool handle types", can.pool_handle_types.to_string()),
-            ("host memory pools", can.host_memory_pools.to_string()),
-            ("virtual memory", can.virtual_memory.to_string()),
-            ("unified addressing", can.unified_addressing.to_string()),
-            (
-                "managed, concurrent",
-                can.concurrent_managed_access.to_string(),
-            ),
-            ("pageable memory", can.pageable_memory_access.to_string()),
-            ("GPUDirect RDMA", can.gpu_direct_rdma.to_string()),
-            ("dma-buf", can.dma_buf.to_string()),
-        ];
+        let mut rows = Vec::new();
+        for (what, capability) in [
+            ("memory pools", Capability::MemoryPools),
+            ("host memory pools", Capability::HostMemoryPools),
+            ("virtual memory", Capability::VirtualMemory),
+            ("unified addressing", Capability::UnifiedAddressing),
+            ("managed, concurrent", Capability::ConcurrentManagedAccess),
+            ("pageable memory", Capability::PageableMemoryAccess),
+            ("GPUDirect RDMA", Capability::GpuDirectRdma),
+            ("dma-buf", Capability::DmaBuf),
+        ] {
+            rows.push((what, device.support(capability)?.to_string()));
+        }
+        rows.insert(1, ("pool handle types", can.pool_handle_types.to_string()));
         let mut table = table(["capability", "this device"]);
         for (what, value) in &rows {
             table.add_row([*what, value.as_str()]);

@@ -3,7 +3,6 @@
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
 use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind, CpuMappingOptions, MappingKind};
-use cuda_mem::driver::Support;
 use cuda_mem::{Context, Device, DeviceBuffer, Stream};
 use cuda_mem_console::{self as console, Backend};
 
@@ -64,7 +63,7 @@ impl Bench {
         );
         let any = CpuMappingOptions::new();
         Ok(Self {
-            unified: device.capabilities()?.unified_addressing == Support::Yes,
+            unified: device.capabilities()?.unified_addressing,
             usual: usual(&stream, &any)?,
             usual_on_device: usual(&stream, &any.refuse([CpuMappingKind::HostMapped]))?,
             plan: Plan::new(args.quick, args.count),

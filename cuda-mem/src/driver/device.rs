@@ -1,4 +1,4 @@
-//! Devices and their capabilities. Nothing here creates a context.
+//! Devices. Nothing here creates a context.
 
 mod identity;
 
@@ -7,7 +7,7 @@ pub use identity::PciId;
 use std::fmt;
 
 use bitflags::bitflags;
-use cuda_driver_sys::{CUdevice, CUdevice_attribute, CUresult, CudaVersion};
+use cuda_driver_sys::{CUdevice, CUdevice_attribute, CudaVersion};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
@@ -147,7 +147,7 @@ impl Device {
         Ok(self.attribute(attribute)?.unwrap_or(0) != 0)
     }
 
-    fn query(&self, attribute: CUdevice_attribute) -> Result<i32> {
+    pub(super) fn query(&self, attribute: CUdevice_attribute) -> Result<i32> {
         // SAFETY: the handle came from this driver.
         unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) }
     }
@@ -168,82 +168,6 @@ impl Device {
             answer => answer.map(Some),
         }
     }
-
-    /// The capabilities of this device. About a dozen attribute queries; keep the result.
-    ///
-    /// # Errors
-    ///
-    /// Any driver error. An attribute that is too new for the driver is reported as a `No`, not as an error.
-    ///
-    /// ```
-    /// # cuda_sim::use_if_no_driver();
-    /// let device = cuda_mem::Driver::load()?.device(0)?;
-    /// let can = device.capabilities()?;
-    /// println!("memory pools: {}", can.memory_pools);
-    /// # Ok::<(), cuda_mem::Error>(())
-    /// ```
-    pub fn capabilities(&self) -> Result<Capabilities> {
-        let number = |attribute| Ok::<u32, Error>(self.query(attribute)?.unsigned_abs());
-        let support = |attribute, major, minor| self.support(attribute, major, minor);
-        use CUdevice_attribute as A;
-        Ok(Capabilities {
-            compute_capability: (
-                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
-            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-            memory_pools: self.supports_memory_pools()?,
-            pool_handle_types: HandleTypes::from_bits_retain(
-                self.query_since(
-                    A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
-                    CudaVersion::new(11, 3),
-                )?
-                .unwrap_or(0)
-                .cast_unsigned(),
-            ),
-            virtual_memory: support(
-                A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-                10,
-                2,
-            )?,
-            unified_addressing: support(A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 4, 0)?,
-            concurrent_managed_access: support(
-                A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
-                8,
-                0,
-            )?,
-            pageable_memory_access: support(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 8, 0)?,
-            gpu_direct_rdma: support(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 11, 3)?,
-            dma_buf: support(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 11, 7)?,
-            host_memory_pools: support(A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0)?,
-        })
-    }
-
-    /// Whether memory pools are supported here; they need CUDA 11.2 and a device that supports them.
-    ///
-    /// # Errors
-    ///
-    /// Any driver error.
-    #[doc(alias = "CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED")]
-    pub fn supports_memory_pools(&self) -> Result<Support> {
-        self.support(
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-            11,
-            2,
-        )
-    }
-
-    fn support(&self, attribute: CUdevice_attribute, major: u32, minor: u32) -> Result<Support> {
-        let since = CudaVersion::new(major, minor);
-        Ok(match self.query_since(attribute, since)? {
-            None => Support::No(Reason::DriverTooOld {
-                since,
-                found: self.driver.version(),
-            }),
-            Some(0) => Support::No(Reason::Device),
-            Some(_) => Support::Yes,
-        })
-    }
 }
 
 /// `device 0`, by its ordinal.
@@ -257,91 +181,6 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({})", self.ordinal)
     }
-}
-
-/// Whether something is supported, and if not, why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Support {
-    /// It is supported.
-    Yes,
-    /// It is not supported, for this reason.
-    No(Reason),
-}
-
-/// Why something is not supported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The driver is too old to know it.
-    DriverTooOld {
-        /// The first CUDA version that knows it.
-        since: CudaVersion,
-        /// The driver's version.
-        found: CudaVersion,
-    },
-    /// The driver knows it, and reports that this device does not support it.
-    Device,
-    /// Only an attempt shows whether it is supported, and the driver refused with this code.
-    Refused(CUresult),
-}
-
-impl Support {
-    /// Whether it is [`Yes`](Self::Yes).
-    #[must_use]
-    pub fn is_yes(self) -> bool {
-        self == Self::Yes
-    }
-}
-
-impl fmt::Display for Support {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Yes => f.write_str("yes"),
-            Self::No(reason) => write!(f, "no ({reason})"),
-        }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::DriverTooOld { since, found } => {
-                write!(f, "needs CUDA {since}, the driver has {found}")
-            }
-            Self::Device => f.write_str("not on this device"),
-            Self::Refused(code) => write!(f, "tried, and the driver answered {code}"),
-        }
-    }
-}
-
-/// The capabilities of a device. From [`Device::capabilities`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// Major and minor version of the architecture: (9, 0) for Hopper.
-    pub compute_capability: (u32, u32),
-    /// Number of streaming multiprocessors.
-    pub multiprocessors: u32,
-    /// Stream-ordered memory pools.
-    pub memory_pools: Support,
-    /// The kinds of handle with which a pool may be shared. A set bit is no proof: on some systems only creating such
-    /// a pool tells; see [`PoolBuilder::support`](crate::PoolBuilder::support).
-    pub pool_handle_types: HandleTypes,
-    /// Physical memory and address ranges, managed separately.
-    pub virtual_memory: Support,
-    /// One address space for host and devices.
-    pub unified_addressing: Support,
-    /// Host and device may access managed memory at the same time.
-    pub concurrent_managed_access: Support,
-    /// The device reads ordinary host memory.
-    pub pageable_memory_access: Support,
-    /// Network cards and other devices may read device memory directly.
-    pub gpu_direct_rdma: Support,
-    /// Device memory can be exported as a dma-buf.
-    pub dma_buf: Support,
-    /// Pools of host memory, as reported by the attribute. For pools of NUMA nodes and of managed memory, and for
-    /// certainty, see [`PoolBuilder::support`](crate::PoolBuilder::support).
-    pub host_memory_pools: Support,
 }
 
 bitflags! {
@@ -412,15 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_said_in_words() {
-        let reason = Reason::DriverTooOld {
-            since: CudaVersion::new(13, 0),
-            found: CudaVersion::new(12, 2),
-        };
-        assert_eq!(
-            Support::No(reason).to_string(),
-            "no (needs CUDA 13.0, the driver has 12.2)"
-        );
+    fn handle_types_are_said_by_name() {
         assert_eq!(
             HandleTypes::from_bits_retain(9).to_string(),
             "POSIX_FILE_DESCRIPTOR | FABRIC"

@@ -7,7 +7,8 @@ use cuda_driver_sys::CUdevice_attribute;
 
 use crate::base::error::{Error, Result};
 use crate::base::lock::SharedLock;
-use crate::driver::device::{Device, Reason, Support};
+use crate::driver::capabilities::{Capability, Reason, Support};
+use crate::driver::device::Device;
 use crate::memory::pool::MemoryPool;
 use crate::memory::resource::{DirectResource, Resource};
 use crate::stream::recording;
@@ -215,7 +216,7 @@ impl Device {
 
 /// The strategy, and the pool if that is it.
 fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
-    let reason = match device.supports_memory_pools()? {
+    let reason = match device.support(Capability::MemoryPools)? {
         Support::No(reason) => reason,
         Support::Yes => {
             recording::refuse_trials()?;

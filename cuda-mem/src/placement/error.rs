@@ -4,9 +4,9 @@
 
 use std::fmt;
 
-use super::capabilities::Capability;
 use super::pages::LIMIT;
 use crate::base::error::{Bytes, Error, ErrorKind};
+use crate::driver::capabilities::Capability;
 
 /// Why a request cannot be met, and what would have to change. Converts into an [`Error`](crate::Error).
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

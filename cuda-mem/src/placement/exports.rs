@@ -3,12 +3,12 @@
 #![forbid(unsafe_code)]
 
 use super::PlacementKind;
-use super::capabilities::Capability;
 use super::error::PlaceError;
 use super::pages::TWO_MIB;
 use super::policy::{Case, Chosen};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime};
+use crate::driver::capabilities::Capability;
 use crate::driver::device::HandleTypes;
 
 type Result<T> = std::result::Result<T, PlaceError>;
@@ -42,7 +42,8 @@ impl Case<'_> {
             let capability = Capability::GpuDirectVirtualMemory;
             self.need(request.home, capability, purpose, remedy)?;
         }
-        if self.home.virtual_memory && self.home.gpu_direct_virtual_memory {
+        if self.home.capabilities.virtual_memory && self.home.capabilities.gpu_direct_virtual_memory
+        {
             return Ok(Chosen {
                 gpu_direct: true,
                 ..self.mapped(Step::DmaBuf)?
@@ -54,7 +55,8 @@ impl Case<'_> {
 
     fn by_handle(&self, handle: HandleTypes, capability: Capability) -> Result<Chosen> {
         let request = self.request;
-        let pools = self.home.memory_pools && self.home.pool_handle_types.contains(handle);
+        let pools = self.home.capabilities.memory_pools
+            && self.home.capabilities.pool_handle_types.contains(handle);
         let may_be_pool = !request.growable && request.page_size.is_none();
         if pools && may_be_pool && request.lifetime == Lifetime::Short {
             return Ok(self.driver_paged(PlacementKind::Pool, Step::ExportedPool));

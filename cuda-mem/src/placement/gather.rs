@@ -1,10 +1,11 @@
-//! The capabilities of real devices. No context is created.
+//! The records of real devices. No context is created.
 
 use cuda_driver_sys::CUdevice_attribute;
 
-use super::capabilities::{Capability, DeviceCapabilities, Topology};
+use super::topology::{Topology, TopologyDevice};
 use crate::base::error::Result;
-use crate::driver::device::{Device, HandleTypes};
+use crate::driver::capabilities::Capability;
+use crate::driver::device::Device;
 use crate::driver::location::Location;
 use crate::mapped::vmm::PhysicalMemory;
 
@@ -14,7 +15,7 @@ impl Topology {
     /// in `devices` are queried for one property only: [whether they let the host access managed
     /// memory](Self::others_concurrent_managed_access).
     ///
-    /// No context is created, so [`free`](DeviceCapabilities::free) is `None`. Set it, for example from
+    /// No context is created, so [`free`](TopologyDevice::free) is `None`. Set it, for example from
     /// [`Context::memory_info`](crate::Context::memory_info), if a full device should lead to striping.
     /// An attribute unknown to an older driver counts as unsupported.
     ///
@@ -38,7 +39,7 @@ impl Topology {
         let mut machine = Self::new([]);
         machine.host_page = crate::base::pages::host_page();
         for device in devices {
-            let mut record = DeviceCapabilities::gather(device)?;
+            let mut record = TopologyDevice::gather(device)?;
             for (place, other) in devices.iter().enumerate() {
                 if device != other && device.can_access_peer(other)? {
                     record.reaches.push(place);
@@ -58,33 +59,24 @@ impl Topology {
     }
 }
 
-impl DeviceCapabilities {
+impl TopologyDevice {
     fn gather(device: &Device) -> Result<Self> {
-        let mut record = Self::default();
-        for &capability in Capability::ALL {
-            let value = device.attribute(capability.attribute())?;
-            let can = match (capability, value) {
-                // Such drivers share events and memory wherever host and devices have one address space.
-                (Capability::LegacyIpc, None) => record.unified_addressing,
-                (_, value) => value.unwrap_or(0) != 0,
-            };
-            record.set(capability, can);
-        }
-        use CUdevice_attribute as A;
-        let handles = device.attribute(A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?;
-        record.pool_handle_types =
-            HandleTypes::from_bits_retain(handles.unwrap_or(0).cast_unsigned());
+        let can = device.capabilities()?;
+        let mut record = Self {
+            capabilities: can,
+            total: device.total_memory()?,
+            ..Self::default()
+        };
         // -1 is a host without nodes.
-        let node = device.attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)?;
+        let node = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)?;
         record.host_numa_node = node.and_then(|node| u32::try_from(node).ok());
-        record.total = device.total_memory()?;
-        if record.virtual_memory && device.driver().has("cuMemGetAllocationGranularity") {
+        if can.virtual_memory && device.driver().has("cuMemGetAllocationGranularity") {
             let place = Location::Device(*device);
             [record.granularity, record.recommended_granularity] = granularities(device, place)?;
         }
         let host = match record.host_numa_node {
-            Some(node) if record.host_numa_virtual_memory => Some(Location::HostNuma(node)),
-            _ => record.host_virtual_memory.then_some(Location::Host),
+            Some(node) if can.host_numa_virtual_memory => Some(Location::HostNuma(node)),
+            _ => can.host_virtual_memory.then_some(Location::Host),
         };
         if let Some(place) = host {
             [record.host_granularity, record.recommended_host_granularity] =

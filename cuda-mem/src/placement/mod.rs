@@ -1,7 +1,6 @@
 //! Memory placement: a pure policy that chooses among CUDA's kinds of memory.
 
 mod allocate;
-mod capabilities;
 mod error;
 mod exports;
 mod gather;
@@ -16,9 +15,9 @@ mod remedies;
 mod request;
 #[cfg(test)]
 mod tests;
+mod topology;
 pub(crate) mod visible;
 
-pub use capabilities::{Capability, DeviceCapabilities, Topology};
 pub use error::PlaceError;
 pub use nvml::{
     Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
@@ -27,6 +26,7 @@ pub use pages::PageClass;
 pub use placed_buffer::PlacedBuffer;
 pub use reason::PlacementStep;
 pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
+pub use topology::{Topology, TopologyDevice};
 pub use visible::{
     DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
     VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
@@ -85,11 +85,10 @@ pub enum Accessor {
 /// Displays as one sentence that includes the reason. A placement by itself allocates nothing.
 ///
 /// ```
-/// use cuda_mem::placement::{DeviceCapabilities, Topology, PlacementRequest};
+/// use cuda_mem::placement::{PlacementRequest, Topology, TopologyDevice};
 ///
-/// let mut device = DeviceCapabilities::default();
-/// device.total = 8 << 30;
-/// let placement = PlacementRequest::bytes(100).place(&Topology::new([device]))?;
+/// let machine = Topology::new([TopologyDevice::new(8 << 30)]);
+/// let placement = PlacementRequest::bytes(100).place(&machine)?;
 /// assert_eq!(
 ///     placement.to_string(),
 ///     "plain memory of device 0: 4.0 KiB, pages as the driver likes, used by device 0 (step 4d: \

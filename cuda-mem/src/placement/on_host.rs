@@ -3,12 +3,12 @@
 #![forbid(unsafe_code)]
 
 use super::PlacementKind;
-use super::capabilities::Capability;
 use super::error::PlaceError;
 use super::pages::{PageClass, TWO_MIB, whole};
 use super::policy::{Case, Chosen};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime};
+use crate::driver::capabilities::Capability;
 
 type Result<T> = std::result::Result<T, PlaceError>;
 
@@ -95,7 +95,7 @@ impl Case<'_> {
     fn pooled_or_pinned(&self, step: Step) -> Result<Chosen> {
         let request = self.request;
         let may_be_pool = request.lifetime == Lifetime::Short && request.page_size.is_none();
-        if may_be_pool && self.all_have(Capability::HostPools) {
+        if may_be_pool && self.all_have(Capability::HostMemoryPools) {
             let page = self.host_page();
             return Ok(Chosen::new(PlacementKind::HostPool, step, page));
         }
@@ -125,7 +125,7 @@ impl Case<'_> {
     /// Memory of the nearest node: from a pool if short-lived, mapped if long-lived.
     fn numa(&self) -> Option<(PlacementKind, u64)> {
         let node = self.home.host_numa_node?;
-        let pools = self.all_have(Capability::HostNumaPools);
+        let pools = self.all_have(Capability::HostNumaMemoryPools);
         let mappings = self.all_have(Capability::HostNumaVirtualMemory);
         let pool = pools && (self.request.lifetime == Lifetime::Short || !mappings);
         let page = if pool {

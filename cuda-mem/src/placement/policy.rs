@@ -2,12 +2,13 @@
 
 #![forbid(unsafe_code)]
 
-use super::capabilities::{Capability, DeviceCapabilities, Topology};
 use super::error::PlaceError;
 use super::pages::{LIMIT, PageClass, counted, whole};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime, PlacementRequest};
+use super::topology::{Topology, TopologyDevice};
 use super::{Accessor, Placement, PlacementKind};
+use crate::driver::capabilities::Capability;
 
 type Result<T> = std::result::Result<T, PlaceError>;
 
@@ -47,7 +48,7 @@ pub(super) fn decide(request: &PlacementRequest, machine: &Topology) -> Result<P
 pub(super) struct Case<'a> {
     pub(super) request: &'a PlacementRequest,
     pub(super) machine: &'a Topology,
-    pub(super) home: &'a DeviceCapabilities,
+    pub(super) home: &'a TopologyDevice,
     /// The home and its peers, in order.
     pub(super) users: Vec<usize>,
 }
@@ -163,14 +164,14 @@ impl Case<'_> {
             Lifetime::Short => Step::ShortLived,
             Lifetime::Long => Step::LongLived,
         };
-        if self.home.memory_pools {
+        if self.home.capabilities.memory_pools {
             return Ok(self.driver_paged(PlacementKind::Pool, step));
         }
         if !self.has_peers() {
             return Ok(self.driver_paged(PlacementKind::Device, step));
         }
         // Plain memory is its own device's: nobody else can be given access to it alone.
-        if self.home.virtual_memory {
+        if self.home.capabilities.virtual_memory {
             return self.mapped(step);
         }
         let purpose = "memory of one device in use by another";

@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use super::capabilities::Topology;
 use super::error::PlaceError;
 use super::policy::decide;
 use super::request::{AccessPattern, Export, PlacementRequest};
+use super::topology::Topology;
 
 impl PlaceError {
     /// Returns the same error, with advice added if the memory does not fit.

@@ -57,13 +57,14 @@ pub enum Export {
 /// A request for memory in the program's terms: how much, who accesses it, and its lifetime.
 ///
 /// ```
-/// use cuda_mem::placement::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Topology, PlacementKind};
-/// use cuda_mem::placement::PlacementRequest;
+/// use cuda_mem::driver::Capability;
+/// use cuda_mem::placement::{
+///     AccessPattern, Lifetime, PlacementKind, PlacementRequest, Topology, TopologyDevice,
+/// };
 ///
-/// let mut device = DeviceCapabilities::default()
+/// let device = TopologyDevice::new(80 << 30)
 ///     .with(Capability::MemoryPools)
 ///     .with(Capability::VirtualMemory);
-/// device.total = 80 << 30;
 /// let machine = Topology::new([device]);
 ///
 /// let weights = PlacementRequest::bytes(64 << 20)

@@ -7,6 +7,7 @@ mod sweep;
 mod words;
 
 use super::*;
+use crate::driver::capabilities::Capability;
 use crate::driver::device::HandleTypes;
 use AccessPattern as A;
 use PlacementKind as K;
@@ -27,12 +28,13 @@ const MAPPED_NODE: K = K::HostNuma {
 };
 
 /// A device that can do everything, with 80 GiB.
-pub(super) fn device() -> DeviceCapabilities {
-    let mut device = DeviceCapabilities::default();
+pub(super) fn device() -> TopologyDevice {
+    let mut device = TopologyDevice::default();
     for &capability in Capability::ALL {
         device.set(capability, true);
     }
-    device.pool_handle_types = HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC;
+    device.capabilities.pool_handle_types =
+        HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC;
     device.granularity = 2 * MIB;
     device.recommended_granularity = 2 * MIB;
     device.host_granularity = 2 * MIB;
@@ -52,7 +54,7 @@ fn machine(devices: usize) -> Topology {
 }
 
 /// The same for one device after a change.
-fn one(change: impl FnOnce(&mut DeviceCapabilities)) -> Topology {
+fn one(change: impl FnOnce(&mut TopologyDevice)) -> Topology {
     let mut machine = machine(1);
     change(&mut machine.devices[0]);
     machine
@@ -104,7 +106,7 @@ fn step_1d_what_is_exported_otherwise_is_mapped() {
         let placement = expect(&long, &machine(1), "1d", K::Vmm);
         assert_eq!((placement.size, placement.page_size), (2 * MIB, 2 * MIB));
         let short = long.lifetime(Lifetime::Short);
-        let no_handles = one(|device| device.pool_handle_types = HandleTypes::empty());
+        let no_handles = one(|device| device.capabilities.pool_handle_types = HandleTypes::empty());
         expect(&short, &no_handles, "1d", K::Vmm);
         expect(&short, &without(Capability::MemoryPools), "1d", K::Vmm);
         expect(&short.clone().growable(), &machine(1), "1d", K::Vmm);
@@ -139,9 +141,9 @@ fn step_2a_what_goes_to_and_fro_is_managed_if_all_may_touch_it_at_once() {
     }
     // Also a device that does not use the memory forbids the host to touch it, whether it is known or not.
     let mut mixed = machine(3);
-    mixed.devices[2].managed_memory = false;
+    mixed.devices[2].capabilities.managed_memory = false;
     expect(&request, &mixed, "2a", K::Managed);
-    mixed.devices[2].concurrent_managed_access = false;
+    mixed.devices[2].capabilities.concurrent_managed_access = false;
     expect(&request, &mixed, "2a", PINNED);
     let mut others = machine(2);
     others.others_concurrent_managed_access = false;
@@ -167,7 +169,7 @@ fn step_3a_much_that_the_host_writes_is_on_the_nearest_node() {
     };
     let short = request.clone().lifetime(Lifetime::Short);
     expect(&short, &machine(1), "3a", pool);
-    let mapped_only = without(Capability::HostNumaPools);
+    let mapped_only = without(Capability::HostNumaMemoryPools);
     expect(&short, &mapped_only, "3a", MAPPED_NODE);
     let pools_only = without(Capability::HostNumaVirtualMemory);
     expect(&request, &pools_only, "3a", pool);
@@ -209,7 +211,7 @@ fn steps_3b_and_3c_take_what_comes_and_goes_from_a_pool() {
         expect(&own_pages, &machine(2), step, PINNED);
         for device in [0, 1] {
             let mut machine = machine(2);
-            machine.devices[device].host_pools = false;
+            machine.devices[device].capabilities.host_memory_pools = false;
             expect(&request, &machine, step, PINNED);
         }
     }
@@ -222,7 +224,7 @@ fn step_3d_what_runs_through_stays_on_the_host() {
     expect(&request(MIB), &machine(1), "3d", PINNED);
     let short = request(2 * MIB).lifetime(Lifetime::Short);
     expect(&short, &machine(1), "3d", K::HostPool);
-    expect(&short, &without(Capability::HostPools), "3d", PINNED);
+    expect(&short, &without(Capability::HostMemoryPools), "3d", PINNED);
 }
 
 #[test]
@@ -385,20 +387,13 @@ fn a_placement_is_a_sentence() {
 }
 
 #[test]
-fn capabilities_have_the_drivers_numbers() {
-    let numbers = Capability::ALL.iter().map(|can| can.attribute().0);
-    assert_eq!(
-        numbers.collect::<Vec<_>>(),
-        [
-            19, 41, 83, 89, 91, 100, 102, 103, 110, 115, 124, 125, 128, 141, 142, 144, 145
-        ]
-    );
+fn a_record_passes_on_its_capabilities() {
     for &capability in Capability::ALL {
-        let only = DeviceCapabilities::default().with(capability);
+        let only = TopologyDevice::default().with(capability);
         for &other in Capability::ALL {
             assert_eq!(only.has(other), other == capability);
         }
-        assert_eq!(only.without(capability), DeviceCapabilities::default());
+        assert_eq!(only.without(capability), TopologyDevice::new(0));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Drivers and devices.
 
 use anyhow::{Result, ensure};
-use cuda_mem::driver::{PciId, Uuid};
+use cuda_mem::driver::{Capability, PciId, Uuid};
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{CudaVersion, ErrorKind};
 
@@ -19,9 +19,10 @@ fn a_device_says_what_it_is(env: &Environment) -> Result<()> {
     ensure!(pci.to_string().parse::<PciId>()? == pci);
     ensure!(device.total_memory()? > 1 << 28);
     let can = device.capabilities()?;
-    ensure!(can.memory_pools.is_yes(), "{}", can.memory_pools);
+    let pools = device.support(Capability::MemoryPools)?;
+    ensure!(can.memory_pools && pools.is_yes(), "{pools}");
     ensure!(can.compute_capability.0 >= 3 && can.multiprocessors > 0);
-    ensure!(can.unified_addressing.is_yes());
+    ensure!(can.unified_addressing);
     Ok(())
 }
 

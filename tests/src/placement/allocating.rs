@@ -218,7 +218,7 @@ fn memory_that_is_to_grow_grows(env: &Environment) -> Result<()> {
 fn pages_have_the_size_that_was_placed(env: &Environment) -> Result<()> {
     let (devices, mut machine) = alone(env)?;
     let least = machine.devices[0].granularity;
-    if !machine.devices[0].virtual_memory {
+    if !machine.devices[0].capabilities.virtual_memory {
         return Err(crate::environment::Skip("no virtual memory".to_owned()).into());
     }
     // A device that recommends larger pages than it needs, as far as the policy knows.
@@ -280,7 +280,7 @@ fn both_devices_use_what_was_placed_for_both(env: &Environment) -> Result<()> {
         // Without pools it is mapped, since plain memory is its own device's.
         for (_, machine, _) in &mut ways {
             let own = machine.devices[0].clone();
-            machine.devices[1].memory_pools = own.memory_pools;
+            machine.devices[1].capabilities.memory_pools = own.capabilities.memory_pools;
             if own.host_numa_node.is_none() {
                 machine.devices[1].host_numa_node = None;
             }

@@ -20,8 +20,9 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
     let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
     let expected = pattern(LEN);
     let record = &machine.devices[0];
-    if record.memory_pools
+    if record.capabilities.memory_pools
         && record
+            .capabilities
             .pool_handle_types
             .contains(cuda_mem::driver::HandleTypes::POSIX_FILE_DESCRIPTOR)
     {
@@ -87,11 +88,11 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
     let (devices, mut machine) = alone(env)?;
-    machine.devices[0].dma_buf = true;
+    machine.devices[0].capabilities.dma_buf = true;
     let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
     for gpu_direct in [true, false] {
         let record = &mut machine.devices[0];
-        record.gpu_direct_virtual_memory &= gpu_direct;
+        record.capabilities.gpu_direct_virtual_memory &= gpu_direct;
         let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
@@ -108,8 +109,8 @@ fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
     let (devices, mut machine) = alone(env)?;
-    machine.devices[0].dma_buf = true;
-    machine.devices[0].gpu_direct_virtual_memory = false;
+    machine.devices[0].capabilities.dma_buf = true;
+    machine.devices[0].capabilities.gpu_direct_virtual_memory = false;
     let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
     let posix = request(Export::PosixFd);
     let shared = posix.clone().access(AccessPattern::Shared);

@@ -1,9 +1,10 @@
 //! Gathering, and taking the places that are found.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::driver::{Capability, Reason, Support};
 use cuda_mem::memory::PinnedResource;
 use cuda_mem::placement::{
-    AccessPattern, Capability, Lifetime, Placement, PlacementKind, PlacementRequest, Topology,
+    AccessPattern, Lifetime, Placement, PlacementKind, PlacementRequest, Topology,
 };
 use cuda_mem::{MemoryResource as _, Resource};
 
@@ -27,44 +28,40 @@ fn records_say_what_the_devices_say(env: &Environment) -> Result<()> {
     ensure!(machine.host_page.is_power_of_two() && machine.host_page >= 4096);
     for (device, record) in devices.iter().zip(&machine.devices) {
         let can = device.capabilities()?;
-        for (capability, support) in [
-            (Capability::MemoryPools, can.memory_pools),
-            (Capability::VirtualMemory, can.virtual_memory),
-            (Capability::UnifiedAddressing, can.unified_addressing),
-            (
-                Capability::ConcurrentManagedAccess,
-                can.concurrent_managed_access,
-            ),
-            (Capability::DmaBuf, can.dma_buf),
-            (Capability::HostPools, can.host_memory_pools),
-        ] {
-            ensure!(
-                record.has(capability) == support.is_yes(),
-                "{device:?}: {capability:?} and {support}"
-            );
-        }
+        ensure!(record.capabilities == can, "{device:?}: {can:?}");
         for &capability in Capability::ALL {
             // Of the one exception the attribute says nothing before CUDA 12.0.
             let told = device.attribute(capability.attribute())?;
             let expected = match (capability, told) {
-                (Capability::LegacyIpc, None) => record.unified_addressing,
+                (Capability::LegacyIpc, None) => record.capabilities.unified_addressing,
                 (_, told) => told.unwrap_or(0) != 0,
             };
             ensure!(
                 record.has(capability) == expected,
                 "{device:?}: {capability:?}"
             );
+            let support = device.support(capability)?;
+            ensure!(
+                can.has(capability) == support.is_yes(),
+                "{device:?}: {capability:?} and {support}"
+            );
+            let old = matches!(support, Support::No(Reason::DriverTooOld { .. }));
+            let inferred = capability == Capability::LegacyIpc;
+            ensure!(
+                old == (told.is_none() && !inferred),
+                "{capability:?}: {support}"
+            );
         }
-        ensure!(record.pool_handle_types == can.pool_handle_types);
         ensure!(record.total == device.total_memory()? && record.free.is_none());
         let mapped = [
             (
-                record.virtual_memory,
+                record.capabilities.virtual_memory,
                 record.granularity,
                 record.recommended_granularity,
             ),
             (
-                record.host_numa_virtual_memory || record.host_virtual_memory,
+                record.capabilities.host_numa_virtual_memory
+                    || record.capabilities.host_virtual_memory,
                 record.host_granularity,
                 record.recommended_host_granularity,
             ),
@@ -97,7 +94,7 @@ fn edges_are_those_of_the_driver(env: &Environment) -> Result<()> {
         let alone = Topology::gather(&[last])?;
         ensure!(alone.devices.len() == 1 && alone.devices[0].reaches.is_empty());
         let mut others = machine.devices.iter().take(devices.len() - 1);
-        let concurrent = others.all(|other| other.concurrent_managed_access);
+        let concurrent = others.all(|other| other.capabilities.concurrent_managed_access);
         ensure!(alone.others_concurrent_managed_access == concurrent);
         ensure!(machine.others_concurrent_managed_access, "there are none");
         PlacementRequest::bytes(1).home(0).place(&alone)?;

@@ -58,25 +58,30 @@ pub(super) fn all(
             .zeroed()
     };
     let no_change: Change = |_| {};
-    let no_pools: Change = |machine| machine.devices[0].memory_pools = false;
+    let no_pools: Change = |machine| machine.devices[0].capabilities.memory_pools = false;
     let no_node: Change = |machine| machine.devices[0].host_numa_node = None;
     let pinned = |write_combining| K::PinnedHost { write_combining };
     let of_node = |pool| node.map(|node| K::HostNuma { node, pool });
     let mapped = own
+        .capabilities
         .host_numa_virtual_memory
         .then(|| of_node(false))
         .flatten();
-    let pooled = own.host_numa_pools.then(|| of_node(true)).flatten();
-    let managed = own.managed_memory && own.concurrent_managed_access;
+    let pooled = own
+        .capabilities
+        .host_numa_memory_pools
+        .then(|| of_node(true))
+        .flatten();
+    let managed = own.capabilities.managed_memory && own.capabilities.concurrent_managed_access;
     [
         (
-            own.memory_pools.then_some(K::Pool),
+            own.capabilities.memory_pools.then_some(K::Pool),
             request(A::GpuOnly),
             no_change,
         ),
         (Some(K::Device), request(A::GpuMostly), no_pools),
         (
-            own.virtual_memory.then_some(K::Vmm),
+            own.capabilities.virtual_memory.then_some(K::Vmm),
             request(A::GpuMostly).growable(),
             no_change,
         ),
@@ -98,12 +103,12 @@ pub(super) fn all(
         ),
         (mapped, request(A::CpuWritesGpuReads).growable(), no_change),
         (
-            own.host_virtual_memory.then_some(K::HostVmm),
+            own.capabilities.host_virtual_memory.then_some(K::HostVmm),
             request(A::Shared).growable(),
             no_node,
         ),
         (
-            own.host_pools.then_some(K::HostPool),
+            own.capabilities.host_memory_pools.then_some(K::HostPool),
             request(A::Streaming).lifetime(Lifetime::Short),
             no_change,
         ),

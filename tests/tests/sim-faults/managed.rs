@@ -171,7 +171,7 @@ mod refused {
             let mut machine = Topology::gather(devices)?;
             ensure!(machine.others_concurrent_managed_access == (devices.len() == 2));
             for device in &mut machine.devices {
-                device.concurrent_managed_access |= devices.len() == 1;
+                device.capabilities.concurrent_managed_access |= devices.len() == 1;
             }
             let placement = request.place(&machine)?;
             ensure!(placement.kind != PlacementKind::Managed, "{placement}");

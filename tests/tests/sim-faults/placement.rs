@@ -20,7 +20,7 @@ fn places(driver: Driver) -> Result<(), Error> {
     let request = |access| PlacementRequest::bytes(2 << 20).access(access);
     let short = |access| request(access).lifetime(Lifetime::Short);
     let mut plain = machine.clone();
-    plain.devices[0].memory_pools = false;
+    plain.devices[0].capabilities.memory_pools = false;
     let mut nodeless = machine.clone();
     nodeless.devices[0].host_numa_node = None;
     for (request, machine) in [
@@ -97,7 +97,7 @@ fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
     let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
     let mut machine = Topology::gather(&devices)?;
-    machine.devices[0].memory_pools = false;
+    machine.devices[0].capabilities.memory_pools = false;
     let request = |access| PlacementRequest::bytes(1000).access(access);
     for (request, function) in [
         (request(A::GpuOnly), "cuMemFree_v2"),

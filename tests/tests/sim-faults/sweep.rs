@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
-use cuda_mem::driver::{AllocationType, HandleTypes, Location, Support};
+use cuda_mem::driver::{AllocationType, Capability, HandleTypes, Location, Support};
 use cuda_mem::memory::{
     AlignedAdaptor, DeviceScalar, DeviceVec, DirectResource, ManagedResource, PinnedResource,
     PrefetchAdaptor, TrackingAdaptor,
@@ -42,6 +42,7 @@ fn everything(driver: Driver) -> Result<(), Error> {
     device.uuid()?;
     device.total_memory()?;
     device.capabilities()?;
+    device.support(Capability::HostMemoryPools)?;
     device.has_active_context()?;
     let context = device.primary_context()?;
     context.memory_info()?;

@@ -2,7 +2,7 @@
 //! suite as on machines with pools. Each machine is simulated in a process of its own.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::driver::Reason;
+use cuda_mem::driver::{Capability, Reason};
 use cuda_mem::memory::{Fallback, Strategy};
 use cuda_mem::{Device, ErrorKind, MemoryPool, MemoryResource as _};
 use cuda_mem_tests::environment::Environment;
@@ -138,7 +138,7 @@ mod about {
                 let lied = matches!(reason, Reason::Refused(_));
                 let built = MemoryPool::builder(device).build();
                 ensure!(built.is_err(), "pools exist, and {reason} was said");
-                ensure!(device.supports_memory_pools()?.is_yes() == lied);
+                ensure!(device.support(Capability::MemoryPools)?.is_yes() == lied);
                 Ok(())
             }
             (strategy, refused) => bail!("{strategy}, and refusing gave {refused:?}"),

@@ -9,7 +9,8 @@ use super::{Inner, MemoryPool, Owner, Pool};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::Driver;
-use crate::driver::device::{Device, Support};
+use crate::driver::capabilities::{Capability, Support};
+use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
 
@@ -228,7 +229,7 @@ impl Device {
     }
 
     pub(super) fn require_pools(&self) -> Result<()> {
-        match self.supports_memory_pools()? {
+        match self.support(Capability::MemoryPools)? {
             Support::Yes => Ok(()),
             Support::No(reason) => Err(Error::not_supported(format!(
                 "{self} has no memory pools: {reason}"

@@ -6,7 +6,8 @@ use super::{PoolBuilder, sharing};
 use crate::base::error::Result;
 use crate::base::lock::Lock;
 use crate::driver::Driver;
-use crate::driver::device::{HandleTypes, Reason, Support};
+use crate::driver::capabilities::{Capability, Reason, Support};
+use crate::driver::device::HandleTypes;
 use crate::driver::location::{AllocationType, Location};
 use crate::stream::recording;
 
@@ -68,7 +69,7 @@ impl PoolBuilder {
         let pinned = self.allocation_type == AllocationType::Pinned;
         let no = Some(Support::No(Reason::Device));
         if let Location::Device(device) = self.location {
-            let pools = device.supports_memory_pools()?;
+            let pools = device.support(Capability::MemoryPools)?;
             if !pools.is_yes() {
                 return Ok(Some(pools));
             }
@@ -89,20 +90,15 @@ impl PoolBuilder {
             }
         }
         // Which drivers know which attribute: R4. A driver that does not know it gives no answer.
-        let (attribute, major, minor) = match self.location {
-            Location::Host if pinned => (A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0),
-            Location::HostNuma(_) if pinned => (
-                A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
-                12,
-                9,
-            ),
+        let capability = match self.location {
+            Location::Host if pinned => Capability::HostMemoryPools,
+            Location::HostNuma(_) if pinned => Capability::HostNumaMemoryPools,
             // Every device of the machine must have it (R5).
-            _ if !pinned => (A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 8, 0),
+            _ if !pinned => Capability::ConcurrentManagedAccess,
             _ => return Ok(None),
         };
-        let since = CudaVersion::new(major, minor);
         for device in self.driver.devices()? {
-            if device.query_since(attribute, since)? == Some(0) {
+            if Some(device.support(capability)?) == no {
                 return Ok(no);
             }
         }

@@ -6,6 +6,7 @@ use super::invariants::{EXPORTS, LIFETIMES, PATTERNS, check};
 use super::words::check_text;
 use super::{KIB, MIB, device};
 use crate::arena::random::cases;
+use crate::driver::capabilities::Capability;
 use crate::driver::device::HandleTypes;
 use crate::placement::*;
 
@@ -16,7 +17,7 @@ fn size() -> impl Strategy<Value = u64> {
     prop_oneof![scaled, edge]
 }
 
-fn record() -> impl Strategy<Value = DeviceCapabilities> {
+fn record() -> impl Strategy<Value = TopologyDevice> {
     let page = || {
         prop_oneof![
             Just(2 * MIB),
@@ -37,7 +38,7 @@ fn record() -> impl Strategy<Value = DeviceCapabilities> {
         for (index, &capability) in Capability::ALL.iter().enumerate() {
             record.set(capability, bits >> index & 1 == 1);
         }
-        record.pool_handle_types = HandleTypes::from_bits_retain(bits >> 20);
+        record.capabilities.pool_handle_types = HandleTypes::from_bits_retain(bits >> 20);
         [
             record.granularity,
             record.recommended_granularity,
@@ -54,7 +55,7 @@ fn record() -> impl Strategy<Value = DeviceCapabilities> {
 fn richer(machine: &Topology) -> Vec<Topology> {
     let mut all = Vec::new();
     for (index, device) in machine.devices.iter().enumerate() {
-        let mut add = |change: &dyn Fn(&mut DeviceCapabilities)| {
+        let mut add = |change: &dyn Fn(&mut TopologyDevice)| {
             let mut richer = machine.clone();
             change(&mut richer.devices[index]);
             all.push(richer);
@@ -64,7 +65,7 @@ fn richer(machine: &Topology) -> Vec<Topology> {
                 add(&|device| device.set(capability, true));
             }
         }
-        add(&|device| device.pool_handle_types = HandleTypes::all());
+        add(&|device| device.capabilities.pool_handle_types = HandleTypes::all());
         if device.host_numa_node.is_none() {
             add(&|device| device.host_numa_node = Some(0));
         }

@@ -1,5 +1,6 @@
 //! What must hold of every placement, and everything that can be asked.
 
+use crate::driver::capabilities::Capability;
 use crate::driver::device::HandleTypes;
 use crate::placement::*;
 use AccessPattern as A;
@@ -41,19 +42,23 @@ fn is_supported(placement: &Placement, machine: &Topology) -> bool {
     };
     match (placement.kind, placement.export) {
         (K::Pool, Export::None | Export::PosixFd | Export::Fabric) => {
-            reached && home.memory_pools && home.pool_handle_types.contains(handle)
+            reached
+                && home.capabilities.memory_pools
+                && home.capabilities.pool_handle_types.contains(handle)
         }
         // Nobody is given access to another device's plain memory.
         (K::Device, Export::None) => !has_peers,
-        (K::Device, Export::DmaBuf) => !has_peers && home.dma_buf,
+        (K::Device, Export::DmaBuf) => !has_peers && home.capabilities.dma_buf,
         (K::Vmm, export) => {
             let exported = match export {
                 Export::None => true,
-                Export::PosixFd => home.posix_fd,
-                Export::Fabric => home.fabric,
-                Export::DmaBuf => home.dma_buf && home.gpu_direct_virtual_memory,
+                Export::PosixFd => home.capabilities.posix_fd,
+                Export::Fabric => home.capabilities.fabric,
+                Export::DmaBuf => {
+                    home.capabilities.dma_buf && home.capabilities.gpu_direct_virtual_memory
+                }
             };
-            reached && home.virtual_memory && exported
+            reached && home.capabilities.virtual_memory && exported
         }
         (K::VmmStriped, Export::None) => {
             let each = placement.devices().all(|from| {
@@ -64,18 +69,18 @@ fn is_supported(placement: &Placement, machine: &Topology) -> bool {
         }
         (K::PinnedHost { .. }, Export::None) => all(&[C::CanMapHostMemory]),
         (K::HostNuma { node, pool: true }, Export::None) => {
-            home.host_numa_node == Some(node) && all(&[C::HostNumaPools])
+            home.host_numa_node == Some(node) && all(&[C::HostNumaMemoryPools])
         }
         (K::HostNuma { node, pool: false }, Export::None | Export::PosixFd) => {
-            let exported = placement.export == Export::None || home.posix_fd;
+            let exported = placement.export == Export::None || home.capabilities.posix_fd;
             home.host_numa_node == Some(node) && all(&[C::HostNumaVirtualMemory]) && exported
         }
         (K::HostVmm, Export::None) => all(&[C::HostVirtualMemory]),
-        (K::HostPool, Export::None) => all(&[C::HostPools]),
+        (K::HostPool, Export::None) => all(&[C::HostMemoryPools]),
         (K::Managed, Export::None) => {
             // The host may touch it only if no device of the machine forbids that, whether it uses it or not.
             let mut devices = machine.devices.iter();
-            let concurrent = devices.all(|device| device.concurrent_managed_access);
+            let concurrent = devices.all(|device| device.capabilities.concurrent_managed_access);
             all(&[C::ManagedMemory]) && concurrent && machine.others_concurrent_managed_access
         }
         _ => false,

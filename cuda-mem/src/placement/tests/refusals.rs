@@ -104,10 +104,10 @@ fn host_memory_that_grows_wants_a_node_or_the_newest_driver() {
     let request = bytes(MIB).access(A::Streaming).growable().peers([1]);
     let mut machine = machine(2);
     for device in &mut machine.devices {
-        device.host_virtual_memory = false;
+        device.capabilities.host_virtual_memory = false;
     }
     expect(&request, &machine, "3e", MAPPED_NODE);
-    machine.devices[1].host_numa_virtual_memory = false;
+    machine.devices[1].capabilities.host_numa_virtual_memory = false;
     let error = refused(&request, &machine);
     let PlaceError::Missing {
         device: 1,
@@ -117,7 +117,7 @@ fn host_memory_that_grows_wants_a_node_or_the_newest_driver() {
     else {
         panic!("{error}");
     };
-    machine.devices[1].host_numa_virtual_memory = true;
+    machine.devices[1].capabilities.host_numa_virtual_memory = true;
     machine.devices[0].host_numa_node = None;
     let error = refused(&request, &machine);
     assert!(
@@ -256,7 +256,7 @@ fn advice_against_too_little_room_would_help() {
     let text = refused(&bytes(1).peers([1]), &two).to_string();
     assert!(text.ends_with(&format!("; {host}")), "{text}");
     for device in &mut two.devices {
-        device.can_map_host_memory = false;
+        device.capabilities.can_map_host_memory = false;
     }
     let text = refused(&bytes(1), &two).to_string();
     assert!(
@@ -268,7 +268,7 @@ fn advice_against_too_little_room_would_help() {
 #[test]
 fn plain_memory_is_not_given_to_other_devices() {
     let mut machine = machine(2);
-    machine.devices[0].memory_pools = false;
+    machine.devices[0].capabilities.memory_pools = false;
     for size in [1, 2 * MIB + 1] {
         for lifetime in [Lifetime::Short, Lifetime::Long] {
             let request = bytes(size).lifetime(lifetime);
@@ -281,7 +281,7 @@ fn plain_memory_is_not_given_to_other_devices() {
             expect(&request, &machine, step, K::Device);
             expect(&of_both, &machine, step, K::Vmm);
             let mut poor = machine.clone();
-            poor.devices[0].virtual_memory = false;
+            poor.devices[0].capabilities.virtual_memory = false;
             expect(&request, &poor, step, K::Device);
             let text = refused(&of_both, &poor).to_string();
             let start = "device 0 lacks CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED (115), which memory of one";
@@ -289,7 +289,7 @@ fn plain_memory_is_not_given_to_other_devices() {
         }
     }
     let dma_buf = bytes(1).export(Export::DmaBuf);
-    machine.devices[0].gpu_direct_virtual_memory = false;
+    machine.devices[0].capabilities.gpu_direct_virtual_memory = false;
     expect(&dma_buf, &machine, "1b", K::Device);
     let text = refused(&dma_buf.peers([1]), &machine).to_string();
     assert!(

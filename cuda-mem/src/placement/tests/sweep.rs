@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::invariants::{EXPORTS, LIFETIMES, check};
 use super::words::{check_text, name_of};
 use super::{KIB, MIB, device};
+use crate::driver::capabilities::Capability;
 use crate::driver::device::HandleTypes;
 use crate::placement::*;
 use AccessPattern as A;
@@ -44,8 +45,8 @@ fn bits(export: Export, access: A) -> Vec<Bit> {
             let mut bits = vec![
                 Can(C::CanMapHostMemory),
                 Can(C::HostNumaVirtualMemory),
-                Can(C::HostNumaPools),
-                Can(C::HostPools),
+                Can(C::HostNumaMemoryPools),
+                Can(C::HostMemoryPools),
                 Can(C::HostVirtualMemory),
                 Bit::Node,
             ];
@@ -107,7 +108,7 @@ fn machine(bits: &[Bit], mask: usize, whose: Whose, free: Option<u64>) -> Topolo
     let mut handles = HandleTypes::empty();
     handles.set(HandleTypes::POSIX_FILE_DESCRIPTOR, is_on(Bit::PoolFd));
     handles.set(HandleTypes::FABRIC, is_on(Bit::PoolFabric));
-    switched.pool_handle_types = handles;
+    switched.capabilities.pool_handle_types = handles;
     let mut devices = match whose {
         Whose::Both => [switched.clone(), switched],
         Whose::Home => [switched, device()],

@@ -1,6 +1,7 @@
 //! The sixth invariant: what is said of each line of the table, written down apart from the policy. And how
 //! refusals are printed.
 
+use crate::driver::capabilities::Capability;
 use crate::placement::*;
 use PlacementKind as K;
 
