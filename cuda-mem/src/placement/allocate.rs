@@ -16,12 +16,11 @@ use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resourc
 use crate::stream::Stream;
 
 impl Placement {
-    /// Allocates the memory: `len` elements, in the order of a stream of the home device. `devices` are the devices of
-    /// the [`Topology`](super::Topology), in the same order.
+    /// Allocates the memory in the order of a stream of the home device: as many elements as the requested bytes hold.
     ///
     /// Mapped memory, and plain memory that is to be exported, takes all [`size`](Self::size) bytes: whole pages that
-    /// contain nothing else. Any other memory takes `len` elements. That includes memory of an exported pool, which may
-    /// hold more than its buffers.
+    /// contain nothing else. Any other memory takes the elements only. That includes memory of an exported pool, which
+    /// may hold more than its buffers.
     ///
     /// If requested, the home device fills the memory with zeros in the order of the stream. In whole pages that
     /// includes the bytes after the elements, because importers of the memory can read them.
@@ -36,33 +35,56 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there are more elements than were placed, or the stream is
-    /// not of the home device; otherwise any driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the requested bytes are no whole number of elements, if the
+    /// stream is not of the home device, or if the topology was written by hand instead of
+    /// [gathered](super::Topology::gather); otherwise any driver error.
     ///
     /// ```
     /// use cuda_mem::Driver;
-    /// use cuda_mem::placement::{AccessPattern, Topology, PlacementRequest};
+    /// use cuda_mem::placement::{AccessPattern, PlacementRequest, Topology};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let devices = Driver::load()?.devices()?;
     /// let stream = devices[0].primary_context()?.stream()?;
     /// let machine = Topology::gather(&devices)?;
     ///
-    /// let request = PlacementRequest::bytes(4000).access(AccessPattern::GpuOnly).zeroed();
+    /// let request = PlacementRequest::elements::<u32>(1000).access(AccessPattern::GpuOnly).zeroed();
     /// let placement = request.place(&machine)?;
     /// println!("{placement}");
-    /// let numbers = placement.allocate::<u32>(&devices, &stream, 1000)?;
+    /// let numbers = placement.allocate::<u32>(&stream)?;
     /// assert_eq!(numbers.to_vec()?, [0; 1000]);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[track_caller]
-    pub fn allocate<T: Pod>(
-        &self,
-        devices: &[Device],
-        stream: &Stream,
-        len: usize,
-    ) -> Result<PlacedBuffer<T>> {
-        let home = self.home_of(devices, stream)?;
+    pub fn allocate<T: Pod>(&self, stream: &Stream) -> Result<PlacedBuffer<T>> {
+        let len = self.whole_elements(size_of::<T>() as u64)?;
+        self.allocate_len(stream, len)
+    }
+
+    /// Allocates the memory with `len` elements, as [`allocate`](Self::allocate) does. They may be fewer than were
+    /// requested, and more as far as [`size`](Self::size) bytes hold them.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `len` elements are more than [`size`](Self::size) bytes, if
+    /// the stream is not of the home device, or if the topology was written by hand instead of
+    /// [gathered](super::Topology::gather); otherwise any driver error.
+    ///
+    /// ```
+    /// # use cuda_mem::Driver;
+    /// # use cuda_mem::placement::{PlacementRequest, Topology};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let devices = Driver::load()?.devices()?;
+    /// # let stream = devices[0].primary_context()?.stream()?;
+    /// # let machine = Topology::gather(&devices)?;
+    /// let placement = PlacementRequest::bytes(64 << 20).growable().place(&machine)?;
+    /// let list = placement.allocate_len::<u32>(&stream, 10)?;
+    /// assert_eq!(list.len(), 10);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_len<T: Pod>(&self, stream: &Stream, len: usize) -> Result<PlacedBuffer<T>> {
+        let home = self.home_of(stream)?;
         let bytes = bytes_of::<T>(len)? as u64;
         if bytes > self.size {
             return Err(Error::invalid(format!(
@@ -70,7 +92,7 @@ impl Placement {
                 self.size
             )));
         }
-        let users = self.users(devices)?;
+        let users = self.users()?;
         let driver = home.driver();
         let mut placed = match self.kind {
             PlacementKind::Pool if users == [home] && self.export == Export::None => {
@@ -104,7 +126,7 @@ impl Placement {
                 self.take_mapped(home, MappedMemory::builder(&home), &users, stream, len)?
             }
             PlacementKind::VmmStriped => {
-                let parts = self.stripes.iter().map(|part| at(devices, *part));
+                let parts = self.stripes.iter().map(|part| self.device(*part));
                 let parts = parts.collect::<Result<Vec<Device>>>()?;
                 let memory = MappedMemory::builder(&home).striped_over(&parts);
                 self.take_mapped(home, memory, &users, stream, len)?
@@ -125,8 +147,21 @@ impl Placement {
         Ok(placed)
     }
 
-    fn home_of(&self, devices: &[Device], stream: &Stream) -> Result<Device> {
-        let home = at(devices, self.home)?;
+    /// How many elements of this size the requested bytes hold.
+    fn whole_elements(&self, size: u64) -> Result<usize> {
+        let bytes = self.bytes;
+        match bytes.checked_rem(size) {
+            Some(0) => usize::try_from(bytes / size)
+                .map_err(|_| Error::invalid(format!("{bytes} bytes are too many"))),
+            _ => Err(Error::invalid(format!(
+                "{bytes} bytes were placed, which are no whole number of elements of {size} bytes; \
+                 ask by `PlacementRequest::elements`, or use `Placement::allocate_len`"
+            ))),
+        }
+    }
+
+    fn home_of(&self, stream: &Stream) -> Result<Device> {
+        let home = self.device(self.home)?;
         if stream.device() == home {
             return Ok(home);
         }
@@ -136,8 +171,18 @@ impl Placement {
         )))
     }
 
-    fn users(&self, devices: &[Device]) -> Result<Vec<Device>> {
-        self.devices().map(|device| at(devices, device)).collect()
+    /// The device behind an index.
+    fn device(&self, index: usize) -> Result<Device> {
+        self.handles.get(index).ok_or_else(|| {
+            Error::invalid(format!(
+                "device {index} of this placement was written by hand, and nothing can be allocated \
+                 on it; place with a topology from `Topology::gather`"
+            ))
+        })
+    }
+
+    fn users(&self) -> Result<Vec<Device>> {
+        self.devices().map(|index| self.device(index)).collect()
     }
 
     fn handle_types(&self) -> HandleTypes {
@@ -226,13 +271,4 @@ impl Placement {
             Err(failed) => Err(failed.error),
         }
     }
-}
-
-fn at(devices: &[Device], index: usize) -> Result<Device> {
-    devices.get(index).copied().ok_or_else(|| {
-        Error::invalid(format!(
-            "the placement names device {index}, and {} were given; give those of the machine",
-            devices.len()
-        ))
-    })
 }

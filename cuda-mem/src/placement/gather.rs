@@ -10,7 +10,9 @@ use crate::driver::location::Location;
 use crate::mapped::vmm::PhysicalMemory;
 
 impl Topology {
-    /// Queries the driver for the capabilities of these devices. A request then names them by their index in `devices`.
+    /// Queries the driver for the capabilities of these devices. A request then names them by their index in `devices`,
+    /// and a placement allocates on them.
+    ///
     /// This makes about two dozen queries per device and one per pair, so keep the result. Visible devices that are not
     /// in `devices` are queried for one property only: [whether they let the host access managed
     /// memory](Self::others_concurrent_managed_access).
@@ -31,7 +33,7 @@ impl Topology {
     /// # cuda_sim::use_if_no_driver();
     /// let machine = Topology::gather(&Driver::load()?.devices()?)?;
     /// let placement = PlacementRequest::bytes(64 << 20).home(0).place(&machine)?;
-    /// println!("{placement}");
+    /// println!("{placement} on {:?}", placement.home_device());
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias("cuDeviceGetAttribute", "cuMemGetAllocationGranularity"))]
@@ -65,6 +67,7 @@ impl TopologyDevice {
         let mut record = Self {
             capabilities: can,
             total: device.total_memory()?,
+            device: Some(*device),
             ..Self::default()
         };
         // -1 is a host without nodes.

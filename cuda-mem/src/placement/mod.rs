@@ -32,6 +32,9 @@ pub use visible::{
     VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
 };
 
+use crate::driver::device::Device;
+use topology::Handles;
+
 /// A kind of memory, by the driver calls that allocate it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -82,7 +85,8 @@ pub enum Accessor {
 
 /// Where memory should be, and why. From [`PlacementRequest::place`].
 ///
-/// Displays as one sentence that includes the reason. A placement by itself allocates nothing.
+/// Displays as one sentence that includes the reason. A placement by itself allocates nothing. Two placements are equal
+/// if all public fields are.
 ///
 /// ```
 /// use cuda_mem::placement::{PlacementRequest, Topology, TopologyDevice};
@@ -101,6 +105,8 @@ pub enum Accessor {
 pub struct Placement {
     /// The kind of memory.
     pub kind: PlacementKind,
+    /// The requested bytes.
+    pub bytes: u64,
     /// Bytes to allocate: the requested bytes, rounded up to whole pages.
     pub size: u64,
     /// The page size in bytes.
@@ -128,6 +134,7 @@ pub struct Placement {
     pub zeroed: bool,
     /// The row of the decision table that decided.
     pub step: PlacementStep,
+    handles: Handles,
 }
 
 impl Placement {
@@ -138,7 +145,14 @@ impl Placement {
         self.grants.contains(&Accessor::Host)
     }
 
-    /// The devices that can use the memory, in order.
+    /// The home device, on whose streams the memory is [allocated](Self::allocate); `None` if the topology was written
+    /// by hand.
+    #[must_use]
+    pub fn home_device(&self) -> Option<Device> {
+        self.handles.get(self.home)
+    }
+
+    /// The devices that can use the memory, in order, by their index in the topology.
     pub fn devices(&self) -> impl Iterator<Item = usize> + '_ {
         self.grants.iter().filter_map(|grant| match grant {
             Accessor::Host => None,

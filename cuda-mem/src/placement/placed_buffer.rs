@@ -38,8 +38,8 @@ use crate::memory::slice::{DeviceMemoryMut, DeviceSliceMut};
 /// let stream = devices[0].primary_context()?.stream()?;
 /// let machine = Topology::gather(&devices)?;
 ///
-/// let results = PlacementRequest::bytes(4000).access(AccessPattern::GpuWritesCpuReads);
-/// let mut results = results.place(&machine)?.allocate::<u32>(&devices, &stream, 1000)?;
+/// let results = PlacementRequest::elements::<u32>(1000).access(AccessPattern::GpuWritesCpuReads);
+/// let mut results = results.place(&machine)?.allocate::<u32>(&stream)?;
 /// results.as_mut_slice().fill(7)?;           // by the device
 /// assert_eq!(results.host()?[999], 7);       // waits, and copies nothing
 /// # Ok::<(), cuda_mem::Error>(())
@@ -242,7 +242,7 @@ impl<T: Pod> PlacedBuffer<T> {
     /// # let stream = devices[0].primary_context()?.stream()?;
     /// # let machine = Topology::gather(&devices)?;
     /// let placement = PlacementRequest::bytes(4000).place(&machine)?;
-    /// let numbers = placement.allocate::<u32>(&devices, &stream, 1000)?;
+    /// let numbers = placement.allocate::<u32>(&stream)?;
     /// numbers.free()?;
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```

@@ -114,6 +114,7 @@ impl Case<'_> {
         let devices = self.users.iter().copied().map(Accessor::Device);
         Placement {
             kind: chosen.kind,
+            bytes: request.bytes,
             size,
             page_size: chosen.page,
             page_class: PageClass::of(chosen.page),
@@ -130,6 +131,7 @@ impl Case<'_> {
             growable: request.growable,
             zeroed: request.zeroed,
             step: chosen.step,
+            handles: self.machine.handles(&self.users),
         }
     }
 

@@ -110,6 +110,18 @@ impl PlacementRequest {
         }
     }
 
+    /// A request for `len` elements, with [`allocate`](Placement::allocate) of the same type in mind.
+    ///
+    /// ```
+    /// use cuda_mem::placement::PlacementRequest;
+    ///
+    /// assert_eq!(PlacementRequest::elements::<f32>(1000), PlacementRequest::bytes(4000));
+    /// ```
+    pub fn elements<T>(len: usize) -> Self {
+        // What overflows exceeds any address space, and is refused for that.
+        Self::bytes((len as u64).saturating_mul(size_of::<T>() as u64))
+    }
+
     /// The device that uses it most, by its index in the [`Topology`].
     pub fn home(mut self, device: usize) -> Self {
         self.home = device;

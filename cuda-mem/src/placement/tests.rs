@@ -398,6 +398,24 @@ fn a_record_passes_on_its_capabilities() {
 }
 
 #[test]
+fn elements_are_requested_by_their_bytes() {
+    let request = PlacementRequest::elements::<u32>(1000);
+    assert_eq!(request, bytes(4000));
+    let placement = request.place(&machine(1)).expect("a place");
+    assert_eq!((placement.bytes, placement.size), (4000, 4 * KIB));
+    assert_eq!(placement.home_device(), None);
+    let too_many = PlacementRequest::elements::<u64>(usize::MAX);
+    let refused = too_many.place(&machine(1));
+    assert!(matches!(refused, Err(PlaceError::TooLarge { .. })));
+    for nothing in [
+        PlacementRequest::elements::<u8>(0),
+        PlacementRequest::elements::<()>(9),
+    ] {
+        assert_eq!(nothing.place(&machine(1)), Err(PlaceError::NoBytes));
+    }
+}
+
+#[test]
 fn records_without_sizes_of_pages_count_as_2_mib() {
     for odd in [0, 3, u64::MAX, 1 << 63] {
         let mut machine = one(|device| {

@@ -4,11 +4,13 @@
 
 use super::pages::{PageClass, TWO_MIB};
 use crate::driver::capabilities::{Capabilities, Capability};
+use crate::driver::device::Device;
 
 /// One device of a [`Topology`]: its capabilities, its memory, and what it reaches.
 ///
 /// These are plain values: they come from [`Topology::gather`], or from anywhere else, such as a test or a file that
-/// describes another machine. The default is a device without memory or any capability.
+/// describes another machine. The default is a device without memory or any capability. A gathered record also knows
+/// its [device](Self::device), which [`Placement::allocate`](super::Placement::allocate) needs.
 ///
 /// ```
 /// use cuda_mem::driver::Capability;
@@ -42,6 +44,8 @@ pub struct TopologyDevice {
     pub host_numa_node: Option<u32>,
     /// The devices whose memory this one can use, by their index in the topology.
     pub reaches: Vec<usize>,
+    /// `None` if written by hand.
+    pub(super) device: Option<Device>,
 }
 
 impl TopologyDevice {
@@ -77,6 +81,24 @@ impl TopologyDevice {
     pub fn without(mut self, capability: Capability) -> Self {
         self.set(capability, false);
         self
+    }
+
+    /// The device that this record was gathered from; `None` if it was written by hand.
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::placement::{Topology, TopologyDevice};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let devices = Driver::load()?.devices()?;
+    /// let machine = Topology::gather(&devices)?;
+    /// assert_eq!(machine.devices[0].device(), Some(devices[0]));
+    /// assert_eq!(TopologyDevice::new(80 << 30).device(), None);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// The page sizes available for its own memory: minimum and recommended.
@@ -146,6 +168,12 @@ impl Topology {
         }
     }
 
+    /// The devices behind these indices, as far as they were gathered.
+    pub(super) fn handles(&self, indices: &[usize]) -> Handles {
+        let handle = |index: &usize| Some((*index, self.devices.get(*index)?.device?));
+        Handles(indices.iter().filter_map(handle).collect())
+    }
+
     /// Whether the host may access managed memory while any device works, including devices that do not use it.
     pub(super) fn shares_managed_memory(&self) -> bool {
         let can = Capability::ConcurrentManagedAccess;
@@ -159,3 +187,23 @@ impl Topology {
         known.is_some_and(|device| from == to || device.reaches.contains(&to))
     }
 }
+
+/// The devices behind the indices of a placement. They do not affect its comparison: the same decision is equal,
+/// whether it was made for gathered devices or for records written by hand.
+#[derive(Clone, Debug)]
+pub(super) struct Handles(Vec<(usize, Device)>);
+
+impl Handles {
+    pub(super) fn get(&self, index: usize) -> Option<Device> {
+        let found = self.0.iter().find(|(known, _)| *known == index);
+        found.map(|(_, device)| *device)
+    }
+}
+
+impl PartialEq for Handles {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Handles {}

@@ -1,21 +1,22 @@
 //! What was decided is carried out.
 
 use anyhow::{Context as _, Result, ensure};
+use bytemuck::Pod;
 use cuda_mem::driver::Location;
 use cuda_mem::kernel::Launch;
 use cuda_mem::mapped::{GrowableBuffer, MappedMemory, PhysicalMemory};
-use cuda_mem::placement::{AccessPattern, PlacementKind, PlacementRequest, Topology};
-use cuda_mem::{Access, Device, ErrorKind};
+use cuda_mem::placement::{
+    AccessPattern, PlacedBuffer, PlacementKind, PlacementRequest, Topology, TopologyDevice,
+};
+use cuda_mem::{Access, ErrorKind};
 
 use super::kinds::{self, Way};
 use crate::environment::{Backend, Environment};
 use crate::modules::kernel;
 use crate::vmm::{SIZES, pattern};
 
-pub(super) fn alone(env: &Environment) -> Result<(Vec<Device>, Topology)> {
-    let devices = vec![env.device()?];
-    let machine = Topology::gather(&devices)?;
-    Ok((devices, machine))
+pub(super) fn alone(env: &Environment) -> Result<Topology> {
+    Ok(Topology::gather(&[env.device()?])?)
 }
 
 /// The kinds that this machine has, as far as it must have them.
@@ -30,12 +31,12 @@ fn ensure_all(env: &Environment, seen: &[PlacementKind]) -> Result<()> {
 #[apply(case)]
 fn every_kind_and_size_keeps_its_bytes(env: &Environment) -> Result<()> {
     env.need(13, 0)?;
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     let mut seen = Vec::new();
     for size in SIZES {
         let expected = pattern(size);
         for (request, machine, kind) in kinds::all(&machine, size as u64) {
-            let way = Way::new(env, &devices, &machine, &request)?;
+            let way = Way::new(env, &machine, &request)?;
             let what = format!("{size} bytes, {}", way.placement);
             ensure!(way.placement.kind == kind, "{what}: {kind:?} was meant");
             let mut placed = way.allocate(size)?;
@@ -146,16 +147,13 @@ fn access_of_the_host_comes_first_after_mapping_again(env: &Environment) -> Resu
 #[apply(case)]
 fn every_kind_is_an_argument_of_kernels(env: &Environment) -> Result<()> {
     const LEN: usize = 1000;
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     let [fill, copy] = ["fill", "copy"].map(|name| kernel(&env.context()?, name));
     let (fill, copy) = (fill?, copy?);
     let (len, launch) = (LEN as u64, Launch::over(LEN, 256));
     for (request, machine, _) in kinds::all(&machine, 4 * LEN as u64) {
-        let way = Way::new(env, &devices, &machine, &request)?;
-        let allocate = || {
-            way.placement
-                .allocate::<u32>(&way.devices, &way.stream, LEN)
-        };
+        let way = Way::new(env, &machine, &request)?;
+        let allocate = || way.placement.allocate_len::<u32>(&way.stream, LEN);
         let (mut placed, mut other) = (allocate()?, allocate()?);
         let stream = way.stream.context().stream()?;
         // SAFETY: `fill` takes an address of so many words, a word, and their number.
@@ -176,10 +174,10 @@ fn every_kind_is_an_argument_of_kernels(env: &Environment) -> Result<()> {
 fn memory_that_is_to_grow_grows(env: &Environment) -> Result<()> {
     env.need(13, 0)?;
     const MIB: usize = 1 << 20;
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     let mut grown = Vec::new();
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         if !way.placement.growable {
             ensure!(way.allocate(1000)?.growable().is_none() || kind == PlacementKind::Vmm);
             continue;
@@ -216,7 +214,7 @@ fn memory_that_is_to_grow_grows(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn pages_have_the_size_that_was_placed(env: &Environment) -> Result<()> {
-    let (devices, mut machine) = alone(env)?;
+    let mut machine = alone(env)?;
     let least = machine.devices[0].granularity;
     if !machine.devices[0].capabilities.virtual_memory {
         return Err(crate::environment::Skip("no virtual memory".to_owned()).into());
@@ -229,7 +227,7 @@ fn pages_have_the_size_that_was_placed(env: &Environment) -> Result<()> {
         (request.clone().page_size(8 * least), 8 * least),
         (request.clone().growable(), 8 * least),
     ] {
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         ensure!((way.placement.page_size, way.placement.size) == (page, page));
         let placed = way.allocate(1)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
@@ -239,23 +237,78 @@ fn pages_have_the_size_that_was_placed(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+fn refused<T: Pod>(answer: cuda_mem::Result<PlacedBuffer<T>>, words: &str) -> Result<()> {
+    let error = answer.err().context("it was allocated")?;
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    ensure!(error.to_string().contains(words), "{error}");
+    Ok(())
+}
+
+#[apply(case)]
+fn a_topology_written_by_hand_allocates_nothing(env: &Environment) -> Result<()> {
+    let (stream, machine) = (env.stream()?, alone(env)?);
+    let gathered = &machine.devices[0];
+    let mut record = TopologyDevice::new(gathered.total);
+    record.capabilities = gathered.capabilities;
+    record.granularity = gathered.granularity;
+    record.recommended_granularity = gathered.recommended_granularity;
+    record.host_granularity = gathered.host_granularity;
+    record.recommended_host_granularity = gathered.recommended_host_granularity;
+    record.host_numa_node = gathered.host_numa_node;
+    let mut by_hand = machine.clone();
+    by_hand.devices = vec![record];
+    ensure!(by_hand != machine, "only one of them knows its device");
+    for (request, machine, _) in kinds::all(&machine, 1000) {
+        let mut by_hand = by_hand.clone();
+        by_hand.devices[0].capabilities = machine.devices[0].capabilities;
+        by_hand.devices[0].host_numa_node = machine.devices[0].host_numa_node;
+        let placement = request.place(&by_hand)?;
+        ensure!(placement == request.place(&machine)?, "{placement}");
+        ensure!(placement.home_device().is_none());
+        let gather = "Topology::gather";
+        refused(placement.allocate_len::<u8>(&stream, 1000), gather)?;
+        refused(placement.allocate::<u8>(&stream), gather)?;
+    }
+    Ok(())
+}
+
+/// A record keeps its device wherever it is moved to.
+#[apply(case_of_two)]
+fn a_moved_record_keeps_its_device(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?[..2].to_vec();
+    let mut machine = Topology::gather(&devices)?;
+    machine.devices.remove(0);
+    let placement = PlacementRequest::bytes(1000).place(&machine)?;
+    ensure!(placement.home_device() == Some(devices[1]));
+    let (stream, other) = (
+        devices[1].primary_context()?.stream()?,
+        devices[0].primary_context()?.stream()?,
+    );
+    ensure!(placement.allocate::<u8>(&stream)?.device() == Some(devices[1]));
+    refused(placement.allocate::<u8>(&other), "home device")
+}
+
 #[apply(case)]
 fn what_cannot_be_carried_out_is_told(env: &Environment) -> Result<()> {
     env.need(13, 0)?;
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     let stream = env.stream()?;
     let placement = PlacementRequest::bytes(1000).place(&machine)?;
-    for (devices, len) in [(&[][..], 10), (&devices[..], usize::MAX)] {
-        let error = placement.allocate::<u8>(devices, &stream, len);
-        ensure!(error.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    for len in [5000, usize::MAX] {
+        refused(placement.allocate_len::<u8>(&stream, len), "")?;
     }
+    // Of 7, 1000 bytes hold no whole number, and of nothing any.
+    refused(placement.allocate::<[u8; 7]>(&stream), "1000 bytes")?;
+    refused(placement.allocate::<[u8; 0]>(&stream), "allocate_len")?;
+    ensure!(placement.allocate::<[u8; 8]>(&stream)?.len() == 125);
+    ensure!(placement.allocate_len::<u8>(&stream, 1001)?.len() == 1001);
     // A buffer of the host's memory that was exchanged with one of a device is not read.
     let growable = PlacementRequest::bytes(1000)
         .access(AccessPattern::Shared)
         .growable();
-    let way = Way::new(env, &devices, &machine, &growable)?;
+    let way = Way::new(env, &machine, &growable)?;
     let mut placed = way.allocate(1000)?;
-    let mut other = MappedMemory::builder(&devices[0])
+    let mut other = MappedMemory::builder(&env.device()?)
         .map(1)?
         .into_buffer::<u8>(&stream, 1000)?;
     std::mem::swap(placed.growable().context("mapped")?, &mut other);
@@ -291,7 +344,7 @@ fn both_devices_use_what_was_placed_for_both(env: &Environment) -> Result<()> {
         ways.push((spread, full, PlacementKind::VmmStriped));
         for (request, machine, kind) in ways {
             let request = request.home(home).peers([peer]);
-            let way = Way::new(env, &devices, &machine, &request)?;
+            let way = Way::new(env, &machine, &request)?;
             let what = way.placement.to_string();
             let instead = match kind {
                 PlacementKind::Device => PlacementKind::Vmm,

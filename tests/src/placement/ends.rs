@@ -10,9 +10,9 @@ use crate::environment::Environment;
 
 #[apply(case)]
 fn every_kind_is_freed(env: &Environment) -> Result<()> {
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     for (request, machine, _) in kinds::all(&machine, 1000) {
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         placed.as_mut_slice().fill(7)?;
         placed.free()?;
@@ -23,9 +23,9 @@ fn every_kind_is_freed(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn each_kind_becomes_its_own_buffer(env: &Environment) -> Result<()> {
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let is_mapped = matches!(kind, K::Vmm | K::HostVmm | K::HostNuma { pool: false, .. });
         let placed = match way.allocate(1000)?.into_managed() {
             Ok(buffer) => {
@@ -51,9 +51,9 @@ fn each_kind_becomes_its_own_buffer(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn placements_share_pools(env: &Environment) -> Result<()> {
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let pool = |placed: &PlacedBuffer<u8>| placed.pool().map(|pool| pool.as_raw());
         let (one, two) = (way.allocate(1000)?, way.allocate(1000)?);
         let shared = pool(&one);
@@ -97,11 +97,11 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
 
 #[apply(case)]
 fn a_holder_does_not_change_the_access_of_a_shared_pool(env: &Environment) -> Result<()> {
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::HostPool | K::HostNuma { pool: true, .. }) {
-            let way = Way::new(env, &devices, &machine, &request)?;
-            ensure_access_stays(&way, &devices[0])?;
+            let way = Way::new(env, &machine, &request)?;
+            ensure_access_stays(&way, &env.device()?)?;
         }
     }
     Ok(())
@@ -114,7 +114,7 @@ fn a_holder_does_not_take_the_access_of_a_peer(env: &Environment) -> Result<()> 
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::Pool | K::HostPool | K::HostNuma { pool: true, .. }) {
             let request = request.peers([1]);
-            let way = Way::new(env, &devices, &machine, &request)?;
+            let way = Way::new(env, &machine, &request)?;
             ensure_access_stays(&way, &devices[1])?;
         }
     }

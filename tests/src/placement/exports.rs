@@ -16,7 +16,7 @@ use crate::vmm::pattern;
 #[apply(case)]
 fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
     const LEN: usize = 5 << 20;
-    let (devices, machine) = alone(env)?;
+    let machine = alone(env)?;
     let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
     let expected = pattern(LEN);
     let record = &machine.devices[0];
@@ -27,7 +27,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             .contains(cuda_mem::driver::HandleTypes::POSIX_FILE_DESCRIPTOR)
     {
         let short = request.clone().lifetime(Lifetime::Short);
-        let way = Way::new(env, &devices, &machine, &short)?;
+        let way = Way::new(env, &machine, &short)?;
         ensure!(way.placement.kind == PlacementKind::Pool);
         let placed = way.allocate(LEN)?;
         let pool = placed.pool().context("no pool")?;
@@ -38,7 +38,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
         ensure!(pool.as_raw() != other.as_raw(), "an importer sees both");
         // What only its own device uses has no pool of its own.
         let plain = PlacementRequest::bytes(1).lifetime(Lifetime::Short);
-        let plain = Way::new(env, &devices, &machine, &plain)?.allocate(1)?;
+        let plain = Way::new(env, &machine, &plain)?.allocate(1)?;
         ensure!(plain.pool().is_none());
     }
     let shared = request.clone().access(AccessPattern::Shared);
@@ -47,7 +47,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             println!("not here: {request:?}");
             continue;
         }
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let mut placed = way.allocate(LEN)?;
         placed.as_mut_slice().copy_from(&expected)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
@@ -56,7 +56,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             let part = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
             parts.push(part);
         }
-        let same = MappedMemory::builder(&devices[0]).map_parts(parts);
+        let same = MappedMemory::builder(&env.device()?).map_parts(parts);
         if !way.placement.is_host_accessible() {
             let same = same?.into_buffer::<u8>(&way.stream, LEN)?;
             ensure!(same.to_vec()? == expected, "{}", way.placement);
@@ -87,13 +87,13 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
-    let (devices, mut machine) = alone(env)?;
+    let mut machine = alone(env)?;
     machine.devices[0].capabilities.dma_buf = true;
     let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
     for gpu_direct in [true, false] {
         let record = &mut machine.devices[0];
         record.capabilities.gpu_direct_virtual_memory &= gpu_direct;
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
         placed.as_mut_slice().fill(7)?;
@@ -108,7 +108,7 @@ fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
 /// Also what no element of the owner shows.
 #[apply(case)]
 fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
-    let (devices, mut machine) = alone(env)?;
+    let mut machine = alone(env)?;
     machine.devices[0].capabilities.dma_buf = true;
     machine.devices[0].capabilities.gpu_direct_virtual_memory = false;
     let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
@@ -119,7 +119,7 @@ fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
             println!("not here: {request:?}");
             continue;
         }
-        let way = Way::new(env, &devices, &machine, &request)?;
+        let way = Way::new(env, &machine, &request)?;
         let (what, size) = (way.placement.to_string(), way.placement.size as usize);
         // The same pages may come again.
         let mut before = way.allocate(size)?;

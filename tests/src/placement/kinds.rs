@@ -1,39 +1,40 @@
 //! One request for each kind of memory, whatever the machine prefers.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::Stream;
 use cuda_mem::placement::{
     AccessPattern, Lifetime, PlacedBuffer, Placement, PlacementKind, PlacementRequest, Topology,
 };
-use cuda_mem::{Device, Stream};
 
 use crate::environment::Environment;
 
 /// What a test wants to know of a place, and the way to it.
 pub(super) struct Way {
     pub(super) placement: Placement,
-    pub(super) devices: Vec<Device>,
     pub(super) stream: Stream,
 }
 
 impl Way {
     pub(super) fn new(
         env: &Environment,
-        devices: &[Device],
         machine: &Topology,
         request: &PlacementRequest,
     ) -> Result<Self> {
         let placement = request.place(machine)?;
-        let home = devices.get(placement.home).context("no home")?;
+        let home = placement.home_device().context("no home")?;
         ensure!(home.driver() == env.driver);
         Ok(Self {
             stream: home.primary_context()?.stream()?,
             placement,
-            devices: devices.to_vec(),
         })
     }
 
     pub(super) fn allocate(&self, len: usize) -> Result<PlacedBuffer<u8>> {
-        let placed = self.placement.allocate(&self.devices, &self.stream, len);
+        let (placement, stream) = (&self.placement, &self.stream);
+        let placed = match len as u64 == placement.bytes {
+            true => placement.allocate(stream),
+            false => placement.allocate_len(stream, len),
+        };
         placed.with_context(|| self.placement.to_string())
     }
 }

@@ -37,7 +37,7 @@ fn places(driver: Driver) -> Result<(), Error> {
         (request(A::SharedInTurns), &machine),
     ] {
         let placement = request.place(machine)?;
-        let mut placed = placement.allocate::<u32>(&devices, &stream, 100)?;
+        let mut placed = placement.allocate_len::<u32>(&stream, 100)?;
         if placement.is_host_accessible() {
             placed.host_mut()?[0] = 7;
             assert_eq!(placed.host()?[0], 7);
@@ -116,7 +116,7 @@ fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
             (live.allocations, live.host_allocations, mapped)
         };
         let before = memory();
-        let mut placed = placement.allocate::<u8>(&devices, &stream, 1000)?;
+        let mut placed = placement.allocate::<u8>(&stream)?;
         ensure!(memory() != before, "{placement}");
         placed.as_mut_slice().fill(7)?;
         let has_pool = placed.pool().is_some();
@@ -145,7 +145,7 @@ fn whole_pages_are_filled_without_elements(env: &Environment) -> Result<()> {
     for (request, fills) in [(request.clone(), 0), (request.zeroed(), 1)] {
         let placement = request.place(&machine)?;
         let before = control.calls("cuMemsetD8Async");
-        let placed = placement.allocate::<u8>(&devices, &stream, 0)?;
+        let placed = placement.allocate_len::<u8>(&stream, 0)?;
         ensure!(placed.is_empty());
         ensure!(control.calls("cuMemsetD8Async") == before + fills);
     }

@@ -134,8 +134,8 @@ impl CpuMappingOptions {
     /// let machine = Topology::gather(&devices)?;
     ///
     /// // A flag that both sides use at any time.
-    /// let request = PlacementRequest::bytes(4).access(AccessPattern::Shared).zeroed();
-    /// let mut flag = request.place(&machine)?.allocate::<u32>(&devices, &stream, 1)?;
+    /// let request = PlacementRequest::elements::<u32>(1).access(AccessPattern::Shared).zeroed();
+    /// let mut flag = request.place(&machine)?.allocate::<u32>(&stream)?;
     /// let mut window = CpuMappingOptions::new().open(&mut flag)?;
     /// assert_eq!(window.load(0)?, 0);
     /// window.store(0, 1)?; // a kernel that runs sees it

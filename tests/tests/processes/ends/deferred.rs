@@ -17,13 +17,12 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A buffer in a pool that the context of the stream keeps.
 fn place_in_shared_pool(stream: &Stream) -> Result<PlacedBuffer<u8>> {
-    let devices = [stream.device()];
-    let machine = Topology::gather(&devices)?;
+    let machine = Topology::gather(&[stream.device()])?;
     let request = PlacementRequest::bytes(1 << 20)
         .access(AccessPattern::Streaming)
         .lifetime(Lifetime::Short);
     let placed = request.place(&machine)?;
-    Ok(placed.allocate(&devices, stream, 1 << 20)?)
+    Ok(placed.allocate(stream)?)
 }
 
 /// Everything of one handle of the context is dropped while a stream is busy: an arena over a pool, and a
