@@ -58,7 +58,7 @@ fn show(from: &Device, to: &Device) -> Result<()> {
     if !to.can_access_peer(from)? {
         return say!("{from} to {to}: not peers, so no direct access");
     }
-    let pool = MemoryPool::builder(from).accessible_from(to).build()?;
+    let pool = MemoryPool::builder(from).accessible_from([to]).build()?;
     let mut buffer = pool.alloc_zeroed::<u32>(&here, 1024)?;
     buffer.on(&there)?.fill(7)?; // runs on `to`, in the memory of `from`
     ensure!(

@@ -54,7 +54,7 @@ mod strangers {
         let devices = env.driver.devices()?;
         ensure!(!devices[1].can_access_peer(&devices[0])?);
         let pool = MemoryPool::builder(&devices[0]).build()?;
-        let Err(error) = pool.set_access(&[(devices[1], Access::ReadWrite)]) else {
+        let Err(error) = pool.set_access([(devices[1], Access::ReadWrite)]) else {
             bail!("a stranger was given access");
         };
         ensure!(
@@ -64,7 +64,7 @@ mod strangers {
         ensure!(error.to_string().contains("no peers"), "{error}");
         ensure!(pool.access(&devices[1])? == Access::None);
         let built = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
+            .accessible_from([&devices[1]])
             .build();
         ensure!(built.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
         // SAFETY: this is the only thread.

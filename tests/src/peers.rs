@@ -36,7 +36,9 @@ fn pool(device: &Device) -> Result<MemoryPool> {
 
 /// A pool on `device` that `peer` reaches too.
 fn open_pool(device: &Device, peer: &Device) -> Result<MemoryPool> {
-    Ok(MemoryPool::builder(device).accessible_from(peer).build()?)
+    Ok(MemoryPool::builder(device)
+        .accessible_from([peer])
+        .build()?)
 }
 
 mod access {
@@ -65,7 +67,7 @@ mod access {
         } = pair(env)?;
         let pool = pool(&devices[0])?;
         let mut before = pool.alloc_zeroed::<u8>(&streams[0], 3 << 20)?;
-        pool.set_access(&[
+        pool.set_access([
             (devices[0], Access::ReadWrite),
             (devices[1], Access::ReadWrite),
         ])?;
@@ -84,13 +86,13 @@ mod access {
             devices, streams, ..
         } = pair(env)?;
         let pool = pool(&devices[0])?;
-        pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+        pool.set_access([(devices[1], Access::ReadWrite)])?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
         buffer.on(&streams[1])?.fill(1)?;
         ensure!(buffer.to_vec()? == [1; 100]);
         drop(buffer);
         streams[0].synchronize()?;
-        pool.set_access(&[(devices[1], Access::None)])?;
+        pool.set_access([(devices[1], Access::None)])?;
         ensure!(pool.access(&devices[1])? == Access::None);
         let mut buffer = pool.alloc_from(&streams[0], &[1_u8; 100])?;
         let lent = buffer.on(&streams[1]).map(drop);
@@ -106,7 +108,7 @@ mod access {
         let Pair { devices, .. } = pair(env)?;
         let pool = pool(&devices[0])?;
         for less in [Access::None, Access::Read] {
-            let refused = pool.set_access(&[(devices[1], Access::ReadWrite), (devices[0], less)]);
+            let refused = pool.set_access([(devices[1], Access::ReadWrite), (devices[0], less)]);
             let Err(error) = refused else {
                 bail!("the owner's access was taken");
             };
@@ -127,12 +129,12 @@ mod access {
     fn what_pools_do_not_know_is_refused(env: &Environment) -> Result<()> {
         let Pair { devices, .. } = pair(env)?;
         let pool = pool(&devices[0])?;
-        let reading = pool.set_access(&[(devices[1], Access::Read)]);
+        let reading = pool.set_access([(devices[1], Access::Read)]);
         ensure!(reading.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
-        let twice = pool.set_access(&[(devices[1], Access::ReadWrite), (devices[1], Access::None)]);
+        let twice = pool.set_access([(devices[1], Access::ReadWrite), (devices[1], Access::None)]);
         ensure!(twice.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
         ensure!(pool.access(&devices[1])? == Access::None);
-        pool.set_access(&[])?;
+        pool.set_access([])?;
         Ok(())
     }
 
@@ -142,8 +144,8 @@ mod access {
             devices, streams, ..
         } = pair(env)?;
         let pool = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
-            .accessible_from(&devices[0])
+            .accessible_from([&devices[1]])
+            .accessible_from([&devices[0]])
             .build()?;
         let buffer = pool.alloc_from(&streams[1], &[7_u32; 50])?;
         ensure!(buffer.device() == Some(devices[0]) && *buffer.stream() == streams[1]);

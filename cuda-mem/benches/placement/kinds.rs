@@ -98,7 +98,7 @@ impl Kind {
             |place| MappedMemory::builder_at(driver, place).accessible_from([here, place]);
         let pool_at = |place| {
             let pool = MemoryPool::builder_at(driver, place, AllocationType::Pinned);
-            pool.accessible_from(device).build().map(Resource::from)
+            pool.accessible_from([device]).build().map(Resource::from)
         };
         Ok(match self {
             Self::Pool => Source::Resource(device.default_resource()?),
@@ -134,7 +134,7 @@ impl Source {
         match self {
             Self::Resource(resource) => Ok(resource.alloc(stream, len)?),
             Self::Mapped(builder) => {
-                let memory = builder.clone().map((len * size_of::<u32>()) as u64)?;
+                let memory = builder.clone().build((len * size_of::<u32>()) as u64)?;
                 match memory.into_buffer(stream, len) {
                     Ok(buffer) => Ok(buffer.into_buffer()),
                     Err(failed) => bail!(failed.error),

@@ -55,7 +55,7 @@ pub(crate) const KINDS: &[Kind] = &[
     kind("host-pool", |device| {
         let at = (Location::Host, AllocationType::Pinned);
         let builder = MemoryPool::builder_at(device.driver(), at.0, at.1);
-        Ok(Made::pool(builder.accessible_from(&device).build()?))
+        Ok(Made::pool(builder.accessible_from([&device]).build()?))
     }),
 ];
 

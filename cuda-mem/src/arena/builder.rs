@@ -187,7 +187,7 @@ impl ArenaBuilder {
 
     /// Other devices whose work may use the memory.
     #[doc(alias = "cuMemSetAccess")]
-    pub fn access_from<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
+    pub fn accessible_from<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
         self.peers.extend(devices);
         self
     }

@@ -32,6 +32,18 @@ pub enum Location {
     },
 }
 
+impl From<Device> for Location {
+    fn from(device: Device) -> Self {
+        Self::Device(device)
+    }
+}
+
+impl From<&Device> for Location {
+    fn from(device: &Device) -> Self {
+        Self::Device(*device)
+    }
+}
+
 impl Location {
     pub(crate) fn to_raw(self) -> CUmemLocation {
         use CUmemLocationType as T;

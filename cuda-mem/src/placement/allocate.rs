@@ -265,7 +265,7 @@ impl Placement {
             .gpu_direct_rdma(self.gpu_direct)
             .granularity(self.page_size)
             .reserve(reserved)
-            .map(self.size)?;
+            .build(self.size)?;
         match memory.into_buffer(stream, len) {
             Ok(buffer) => Ok(PlacedBuffer::mapped(buffer)),
             Err(failed) => Err(failed.error),

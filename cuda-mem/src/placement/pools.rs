@@ -39,9 +39,6 @@ pub(super) fn shared(
 }
 
 /// A pool that these devices use.
-pub(super) fn made_for(users: &[Device], mut builder: PoolBuilder) -> Result<MemoryPool> {
-    for device in users {
-        builder = builder.accessible_from(device);
-    }
-    builder.build()
+pub(super) fn made_for(users: &[Device], builder: PoolBuilder) -> Result<MemoryPool> {
+    builder.accessible_from(users).build()
 }

@@ -212,7 +212,7 @@ pub(super) fn many_moves(env: &Environment) -> Result<()> {
     let devices: Vec<_> = peer.iter().map(Stream::device).collect();
     let arena = Arena::builder(&env.device()?)
         .slack(1.0)
-        .access_from(&devices)
+        .accessible_from(&devices)
         .build()?;
     let resource = Resource::from(arena.clone());
     let (beside, is_over) = (env.stream()?, AtomicBool::new(false));

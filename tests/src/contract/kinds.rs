@@ -63,7 +63,7 @@ fn every_kind_serves_a_stream(env: &Environment) -> Result<()> {
         if !builder.support()?.is_yes() {
             continue;
         }
-        let pool = builder.clone().accessible_from(&device).build()?;
+        let pool = builder.clone().accessible_from([&device]).build()?;
         let mut buffer = pool.alloc_from(&stream, &[1_u32, 2, 3])?;
         ensure!(buffer.to_vec()? == [1, 2, 3], "{builder:?}");
         buffer.fill(9)?;
@@ -93,7 +93,7 @@ fn memory_of_a_host_pool_is_the_hosts(env: &Environment) -> Result<()> {
     // Nobody has given the device access yet.
     let refused = pool.alloc::<u8>(&stream, 10);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
-    pool.set_access(&[(device, cuda_mem::Access::ReadWrite)])?;
+    pool.set_access([(device, cuda_mem::Access::ReadWrite)])?;
     let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
     buffer.fill(5)?;
     stream.synchronize()?;

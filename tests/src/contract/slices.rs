@@ -144,7 +144,7 @@ fn every_memory_has_slices(env: &Environment) -> Result<()> {
     let mut managed = ManagedBuffer::<u32>::uninit(&stream, 1000)?;
     write(&mut managed, &aside)?;
     check("managed", managed.host()?.to_vec())?;
-    let memory = MappedMemory::builder(&device).map(4000)?;
+    let memory = MappedMemory::builder(&device).build(4000)?;
     let mut growable = memory.into_buffer::<u32>(&stream, 1000)?;
     write(&mut growable, &aside)?;
     check("mapped", growable.to_vec()?)?;

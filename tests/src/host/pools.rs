@@ -29,7 +29,7 @@ fn serve(env: &Environment, location: Location) -> Result<()> {
     if let Support::No(reason) = builder.support()? {
         return Err(Skip(format!("no pools of {location:?}: {reason}")).into());
     }
-    let pool = builder.accessible_from(&device).build()?;
+    let pool = builder.accessible_from([&device]).build()?;
     let numbers: Vec<u32> = (0..COUNT as u32).collect();
     let ours = env.pool()?.alloc_from(&stream, &numbers)?;
     let mut staging = pool.alloc_zeroed::<u32>(&stream, COUNT)?;

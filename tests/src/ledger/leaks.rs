@@ -205,7 +205,7 @@ fn memory_without_pools_is_found(env: &Environment) -> Result<()> {
         bail!("it is not registered");
     };
     leak(K::RegisteredMemory, 5000, (made, line))?;
-    let (memory, line) = (PhysicalMemory::builder(&device).create(1)?, line!());
+    let (memory, line) = (PhysicalMemory::builder(&device).build(1)?, line!());
     let bytes = memory.size_bytes() as usize;
     leak(K::PhysicalMemory, bytes, (memory.clone(), line))?;
     let (range, line) = (AddressRange::reserve(env.driver, 1, 0)?, line!());
@@ -218,7 +218,7 @@ fn memory_without_pools_is_found(env: &Environment) -> Result<()> {
     // What is made of them by one call is of its line.
     begin(LedgerLevel::Origins);
     let builder = MappedMemory::builder(&device).reserve(64 << 20);
-    let (mapped, line) = (builder.map(1)?, line!());
+    let (mapped, line) = (builder.build(1)?, line!());
     let stream = env.stream()?;
     let Ok(mut buffer) = mapped.into_buffer::<u8>(&stream, 10) else {
         bail!("no buffer");
@@ -285,7 +285,7 @@ fn memory_that_is_imported_or_striped_is_found(env: &Environment) -> Result<()> 
     let device = env.device()?;
     let memory = PhysicalMemory::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-        .create(1)?;
+        .build(1)?;
     let bytes = memory.size_bytes();
     let descriptor = memory.export_fd()?;
     begin(LedgerLevel::Origins);
@@ -295,7 +295,7 @@ fn memory_that_is_imported_or_striped_is_found(env: &Environment) -> Result<()> 
 
     begin(LedgerLevel::Origins);
     let striped = MappedMemory::builder(&device).striped_over([&device; 3]);
-    let (striped, line) = (striped.map(3 * bytes)?, line!());
+    let (striped, line) = (striped.build(3 * bytes)?, line!());
     let parts = striped.parts().count();
     ensure!(parts == 3);
     forget(striped);
@@ -344,7 +344,7 @@ fn sums_find_every_kind(env: &Environment) -> Result<()> {
     let descriptor = {
         let memory = PhysicalMemory::builder(&device)
             .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-            .create(1)?;
+            .build(1)?;
         memory.export_fd()?
     };
     begin(LedgerLevel::Bytes);
@@ -375,7 +375,7 @@ fn sums_find_every_kind(env: &Environment) -> Result<()> {
     let boxed = vec![0_u8; 5000].into_boxed_slice();
     forget(context.register_boxed(boxed, RegisterFlags::default()).ok());
     forget(ManagedBuffer::<u8>::uninit(&stream, 33)?);
-    let memory = PhysicalMemory::builder(&device).create(1)?;
+    let memory = PhysicalMemory::builder(&device).build(1)?;
     let bytes = memory.size_bytes();
     forget(PhysicalMemory::import_fd(
         env.driver,

@@ -39,7 +39,7 @@ fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(env: &Environment) -> R
     let mut exec = graph.instantiate(Instantiate::Plain)?;
     refused(&mut exec, &streams[1])?;
     ensure!(exec.buffer(&target)?.to_vec()? == [0; 1000]);
-    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    pool.set_access([(devices[1], Access::ReadWrite)])?;
     exec.upload(&streams[1])?;
     let held = hold(&streams[1])?;
     exec.launch(&streams[1])?;

@@ -12,7 +12,7 @@ use crate::hold::hold;
 
 /// It is refused without a word from the driver, and nothing is changed.
 fn ensure_kept(pool: &MemoryPool, device: Device) -> Result<()> {
-    let Err(error) = pool.set_access(&[(device, Access::None)]) else {
+    let Err(error) = pool.set_access([(device, Access::None)]) else {
         bail!("access was taken from memory that is in use");
     };
     ensure!(
@@ -43,7 +43,7 @@ fn access_is_not_taken_from_work_that_is_queued(env: &Environment) -> Result<()>
     drop(buffer);
     ensure_kept(&pool, devices[1]).context("the free waits for a fill")?;
     // What it had before, it has still.
-    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    pool.set_access([(devices[1], Access::ReadWrite)])?;
     let foreign = pool.alloc::<u8>(&streams[1], 1000)?;
     drop(held);
     streams[1].synchronize()?;
@@ -51,11 +51,11 @@ fn access_is_not_taken_from_work_that_is_queued(env: &Environment) -> Result<()>
     ensure_kept(&pool, devices[1]).context("a buffer of the other device lives")?;
     drop(foreign);
     streams[1].synchronize()?;
-    pool.set_access(&[(devices[1], Access::None)])?;
+    pool.set_access([(devices[1], Access::None)])?;
     ensure!(pool.access(&devices[1])? == Access::None);
     // Nobody has anything to lose.
     let _buffer = pool.alloc::<u8>(&streams[0], 1000)?;
-    pool.set_access(&[(devices[1], Access::None)])?;
+    pool.set_access([(devices[1], Access::None)])?;
     Ok(())
 }
 
@@ -69,7 +69,7 @@ fn access_is_taken_unchecked_where_the_caller_knows(env: &Environment) -> Result
     buffer.on(&streams[1])?.fill(1)?;
     ensure!(buffer.to_vec()? == [1; 100]);
     // SAFETY: the other device has done its work, as the copy has waited for it, and gets no more.
-    unsafe { pool.set_access_unchecked(&[(devices[1], Access::None)]) }?;
+    unsafe { pool.set_access_unchecked([(devices[1], Access::None)]) }?;
     ensure!(pool.access(&devices[1])? == Access::None);
     let lent = buffer.on(&streams[1]).map(drop);
     ensure!(lent.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
@@ -108,12 +108,12 @@ fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<
             Ok(())
         });
         let changed = (0..ROUNDS).try_for_each(|_| {
-            match pool.set_access(&[(devices[1], Access::None)]) {
+            match pool.set_access([(devices[1], Access::None)]) {
                 Err(error) if error.kind() == ErrorKind::InUse => {}
                 taken => taken?,
             }
             thread::yield_now();
-            pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+            pool.set_access([(devices[1], Access::ReadWrite)])?;
             thread::yield_now();
             anyhow::Ok(())
         });
@@ -122,7 +122,7 @@ fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<
         joined.map_err(|_| anyhow::anyhow!("the thread panicked"))??;
         changed
     })?;
-    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    pool.set_access([(devices[1], Access::ReadWrite)])?;
     let buffer = pool.alloc_from(stream, &[5_u8; 10])?;
     ensure!(buffer.to_vec()? == [5; 10]);
     Ok(())

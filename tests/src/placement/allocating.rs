@@ -107,13 +107,13 @@ fn the_host_sees_what_it_may(env: &Environment) -> Result<()> {
     let (stream, node) = (env.stream()?, Location::HostNuma(0));
     let mut memory = MappedMemory::builder_at(env.driver, node)
         .accessible_from([Location::Device(env.device()?)])
-        .map(1)?;
+        .build(1)?;
     for (access, reads, writes) in [
         (Access::None, false, false),
         (Access::ReadWrite, true, true),
         (Access::None, false, false),
     ] {
-        memory.set_access(Location::Host, access)?;
+        memory.set_access([(Location::Host, access)])?;
         let mut buffer = memory.into_buffer::<u8>(&stream, 100)?;
         buffer.as_mut_slice().fill(7)?;
         ensure!(buffer.host().is_ok() == reads, "{access:?}: reading");
@@ -131,11 +131,11 @@ fn access_of_the_host_comes_first_after_mapping_again(env: &Environment) -> Resu
     let mut memory = MappedMemory::builder_at(env.driver, node)
         .accessible_from([Location::Device(env.device()?)])
         .reserve(16 << 20)
-        .map(1)?;
+        .build(1)?;
     let len = 2 * memory.size_bytes();
     memory.grow_to(len)?;
     memory.unmap()?;
-    memory.set_access(node, Access::ReadWrite)?;
+    memory.set_access([(node, Access::ReadWrite)])?;
     memory.map()?;
     ensure!(memory.parts().count() == 2);
     let mut buffer = memory.into_buffer::<u8>(&stream, usize::try_from(len)?)?;
@@ -309,7 +309,7 @@ fn what_cannot_be_carried_out_is_told(env: &Environment) -> Result<()> {
     let way = Way::new(env, &machine, &growable)?;
     let mut placed = way.allocate(1000)?;
     let mut other = MappedMemory::builder(&env.device()?)
-        .map(1)?
+        .build(1)?
         .into_buffer::<u8>(&stream, 1000)?;
     std::mem::swap(placed.growable().context("mapped")?, &mut other);
     let error = placed.host().expect_err("it is of the device now");

@@ -75,7 +75,7 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
     let pool = held.pool().context("no pool is shared")?.clone();
     let there = user.primary_context()?.stream()?;
     for access in [Access::None, Access::ReadWrite] {
-        let changed = pool.set_access(&[(*user, access)]);
+        let changed = pool.set_access([(*user, access)]);
         let mut next = way.allocate(1000)?;
         ensure!(next.pool() == Some(&pool), "{what}: it is shared");
         for placed in [&mut held, &mut next] {
@@ -91,7 +91,7 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
     }
     ensure!(pool.access(user)? == Access::ReadWrite, "{what}");
     // What changes nothing is no change.
-    pool.set_access(&[])?;
+    pool.set_access([])?;
     Ok(())
 }
 

@@ -56,7 +56,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             let part = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
             parts.push(part);
         }
-        let same = MappedMemory::builder(&env.device()?).map_parts(parts);
+        let same = MappedMemory::builder(&env.device()?).build_from(parts);
         if !way.placement.is_host_accessible() {
             let same = same?.into_buffer::<u8>(&way.stream, LEN)?;
             ensure!(same.to_vec()? == expected, "{}", way.placement);
@@ -75,7 +75,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             let range = cuda_mem::mapped::AddressRange::reserve(env.driver, same.size_bytes(), 0)?;
             let mapping = range.map(0, &same)?;
             let here = Location::Device(env.device()?);
-            mapping.set_access(here, Access::ReadWrite)?;
+            mapping.set_access([(here, Access::ReadWrite)])?;
             // SAFETY: the bytes are mapped there with access, no longer than the mapping lives, and not freed.
             let view = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, mapping.address(), LEN) };
             ensure!(view.to_vec()? == expected, "{}", way.placement);

@@ -139,7 +139,7 @@ impl State<'_> {
                 let bytes = (words * 4).max(1) as u64;
                 let device = self.fixture.device;
                 let memory = MappedMemory::builder(&device).reserve(GROWABLE_BYTES);
-                let buffer = memory.map(bytes)?.into_buffer(stream, words)?;
+                let buffer = memory.build(bytes)?.into_buffer(stream, words)?;
                 (Kind::Growable(buffer), Content::whole(words, None))
             }
         })

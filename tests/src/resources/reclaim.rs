@@ -42,7 +42,7 @@ fn others_get_what_an_arena_does_not_use(env: &Environment) -> Result<()> {
             "pool" => drop(pool.alloc::<u8>(&other, asked)?),
             "arena" => drop(second.alloc::<u8>(&other, asked)?),
             "direct" => drop(direct.alloc::<u8>(&other, asked)?),
-            "mapped" => drop(MappedMemory::builder(&device).map(asked as u64)?),
+            "mapped" => drop(MappedMemory::builder(&device).build(asked as u64)?),
             _ => drop(other.alloc::<u8>(asked)?),
         }
         let stats = arena.stats();

@@ -29,8 +29,8 @@ fn errors(env: &Environment) -> Result<Vec<(Error, &'static str)>> {
     let (device, stream, pool) = (env.device()?, env.stream()?, env.pool()?);
     let mut errors: Vec<(Option<Error>, &'static str)> = Vec::new();
     let twice = [(device, Access::ReadWrite), (device, Access::ReadWrite)];
-    errors.push((pool.set_access(&twice).err(), " is named twice"));
-    let none = pool.set_access(&[(device, Access::None)]);
+    errors.push((pool.set_access(twice).err(), " is named twice"));
+    let none = pool.set_access([(device, Access::None)]);
     errors.push((none.err(), "cannot be less than access to read and write"));
     errors.push((
         pool.alloc::<u8>(&stream, 1 << 50).err(),
@@ -59,7 +59,7 @@ fn errors(env: &Environment) -> Result<Vec<(Error, &'static str)>> {
     let direct = Resource::new(DirectResource::new(device));
     let refused = ManagedBuffer::<u8>::uninit_in(&direct, &stream, 10);
     errors.push((refused.err(), ") has device memory"));
-    let memory = MappedMemory::builder(&device).map(1)?;
+    let memory = MappedMemory::builder(&device).build(1)?;
     let mapped = memory.into_buffer::<u8>(&stream, 10)?;
     errors.push((mapped.host().err(), "of mapped memory at 0x"));
     let context = env.context()?;

@@ -32,7 +32,7 @@ fn points(from: usize, count: usize) -> Vec<Point> {
 fn empty<T: Pod>(env: &Environment, reserve: u64) -> Result<GrowableBuffer<T>> {
     let memory = MappedMemory::builder(&env.device()?)
         .reserve(reserve)
-        .map(1)?;
+        .build(1)?;
     Ok(memory.into_buffer::<T>(&env.stream()?, 0)?)
 }
 
@@ -89,7 +89,10 @@ fn elements_are_added_wherever_the_memory_is(env: &Environment) -> Result<()> {
     let device = Location::Device(env.device()?);
     for place in places(env)? {
         let builder = MappedMemory::builder_at(env.driver, place);
-        let memory = builder.accessible_from([device]).reserve(16 << 20).map(1)?;
+        let memory = builder
+            .accessible_from([device])
+            .reserve(16 << 20)
+            .build(1)?;
         let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 0)?;
         let mut expected = Vec::new();
         for value in 1..4 {
@@ -159,7 +162,7 @@ fn a_captured_stream_adds_nothing_and_others_do(env: &Environment) -> Result<()>
         CaptureMode::ThreadLocal,
         CaptureMode::Relaxed,
     ] {
-        let memory = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
+        let memory = MappedMemory::builder(&device).reserve(64 << 20).build(1)?;
         let mut own = memory.into_buffer::<u8>(&stream, 0)?;
         let mut other = empty::<u8>(env, 64 << 20)?;
         own.extend_from_slice(&[1, 2])?;

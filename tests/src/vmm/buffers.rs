@@ -15,7 +15,7 @@ use crate::hold::hold;
 #[apply(case)]
 fn mapping_and_unmapping_again_changes_nothing(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let memory = MappedMemory::builder(&env.device()?).map(1)?;
+    let memory = MappedMemory::builder(&env.device()?).build(1)?;
     let mut buffer = memory.into_buffer::<u32>(&stream, 100)?;
     buffer.as_mut_slice().fill(7)?;
     let mut memory = buffer.into_memory()?;
@@ -53,7 +53,7 @@ unsafe impl Pod for Vast {}
 fn elements_that_want_another_address_are_refused(env: &Environment) -> Result<()> {
     let (stream, device) = (env.stream()?, env.device()?);
     // Side by side, so that they cannot all be aligned by chance.
-    let all = (0..3).map(|_| MappedMemory::builder(&device).map(1));
+    let all = (0..3).map(|_| MappedMemory::builder(&device).build(1));
     let mut refused = 0;
     for memory in all.collect::<Result<Vec<_>, _>>()? {
         let (address, granule) = (memory.address(), memory.granularity());
@@ -77,7 +77,7 @@ fn elements_that_want_another_address_are_refused(env: &Environment) -> Result<(
 fn a_buffer_grows_in_place(env: &Environment) -> Result<()> {
     let (stream, other) = (env.stream()?, env.stream()?);
     let builder = MappedMemory::builder(&env.device()?).reserve(64 << 20);
-    let memory = builder.map(1)?;
+    let memory = builder.build(1)?;
     let (address, step) = (memory.address(), memory.granularity() as usize);
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     buffer.as_mut_slice().fill(1)?;
@@ -107,7 +107,7 @@ fn a_buffer_grows_in_place(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn what_does_not_fit_is_refused_and_loses_nothing(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let memory = MappedMemory::builder(&env.device()?).map(1)?;
+    let memory = MappedMemory::builder(&env.device()?).build(1)?;
     let room = memory.size_bytes() as usize;
     let failed = memory
         .into_buffer::<u8>(&stream, room + 1)
@@ -127,7 +127,7 @@ fn what_does_not_fit_is_refused_and_loses_nothing(env: &Environment) -> Result<(
     ensure!(buffer.to_vec()? == vec![4; room]);
     // Nobody has access, who was not named.
     if env.need(12, 2).is_ok() {
-        let memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0)).map(1)?;
+        let memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0)).build(1)?;
         let failed = memory.into_buffer::<u8>(&stream, 1).expect_err("no access");
         ensure!(
             failed.error.to_string().contains("accessible_from"),
@@ -137,10 +137,10 @@ fn what_does_not_fit_is_refused_and_loses_nothing(env: &Environment) -> Result<(
     }
     let none = MappedMemory::builder(&env.device()?)
         .striped_over([])
-        .map(1);
+        .build(1);
     ensure!(none.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
     let error = MappedMemory::builder(&env.device()?)
-        .map(0)
+        .build(0)
         .expect_err("nothing");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     Ok(())
@@ -154,14 +154,14 @@ fn a_granularity_is_kept_or_refused(env: &Environment) -> Result<()> {
     for times in [1, 3, 8] {
         let step = times * least;
         let builder = MappedMemory::builder(&device).granularity(step);
-        let memory = builder.reserve(3 * step).map(1)?;
+        let memory = builder.reserve(3 * step).build(1)?;
         ensure!(memory.granularity() == step && memory.size_bytes() == step);
         let mut buffer = memory.into_buffer::<u8>(&stream, 1)?;
         buffer.resize_zeroed(step as usize + 1)?;
         ensure!(buffer.capacity() as u64 == 2 * step);
     }
     for bad in [0, 1, least - 1, least + 1, u64::MAX] {
-        let error = MappedMemory::builder(&device).granularity(bad).map(1);
+        let error = MappedMemory::builder(&device).granularity(bad).build(1);
         let error = error.expect_err("it is not offered");
         ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
         ensure!(error.to_string().contains(&least.to_string()), "{error}");
@@ -178,7 +178,7 @@ fn an_end_waits_for_the_work(env: &Environment) -> Result<()> {
         let report = Ledger::report();
         report.of(LedgerKind::Mapping).any(|group| group.count > 0)
     };
-    let memory = MappedMemory::builder(&device).map(1)?;
+    let memory = MappedMemory::builder(&device).build(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     let held = hold(&stream)?;
     buffer.as_mut_slice().fill(1)?;
@@ -206,7 +206,7 @@ fn buffers_are_exchanged_with_their_memory(env: &Environment) -> Result<()> {
     let make = || -> Result<_> {
         let memory = MappedMemory::builder(&env.device()?)
             .reserve(8 << 20)
-            .map(1)?;
+            .build(1)?;
         Ok(memory.into_buffer::<u8>(&stream, 10)?)
     };
     let (mut first, mut second) = (make()?, make()?);

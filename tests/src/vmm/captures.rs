@@ -17,7 +17,7 @@ const MODES: [CaptureMode; 3] = [
 ];
 
 fn sevens(device: &Device, stream: &Stream) -> Result<GrowableBuffer<u32>> {
-    let memory = MappedMemory::builder(device).reserve(64 << 20).map(1)?;
+    let memory = MappedMemory::builder(device).reserve(64 << 20).build(1)?;
     let mut buffer = memory.into_buffer::<u32>(stream, 100)?;
     buffer.as_mut_slice().fill(7)?;
     Ok(buffer)

@@ -13,11 +13,11 @@ use crate::forks::ends_well;
 fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
     let (device, stream) = (env.device()?, env.stream()?);
     let place = Location::Device(device);
-    let physical = PhysicalMemory::builder(&device).create(1)?;
+    let physical = PhysicalMemory::builder(&device).build(1)?;
     let range = AddressRange::reserve(env.driver, 2 * physical.size_bytes(), 0)?;
     let mapping = range.map(0, &physical)?;
-    let mut memory = MappedMemory::builder(&device).map(1)?;
-    let other = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
+    let mut memory = MappedMemory::builder(&device).build(1)?;
+    let other = MappedMemory::builder(&device).reserve(64 << 20).build(1)?;
     let mut buffer = other.into_buffer::<u8>(&stream, 1000)?;
     buffer.as_mut_slice().fill(7)?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.

@@ -28,16 +28,16 @@ fn sizes_are_whole_granules(env: &Environment) -> Result<()> {
         ensure!(granularity.minimum.is_power_of_two());
         ensure!(granularity.recommended.is_multiple_of(granularity.minimum));
         for bytes in [1, granularity.minimum, granularity.minimum + 1] {
-            let memory = builder.create(bytes)?;
+            let memory = builder.build(bytes)?;
             ensure!(memory.size_bytes() == bytes.next_multiple_of(granularity.minimum));
             ensure!(memory.location() == place);
         }
         for bytes in [0, u64::MAX, u64::MAX - 5] {
-            let error = builder.create(bytes).expect_err("it is refused");
+            let error = builder.build(bytes).expect_err("it is refused");
             ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
         }
         let more = env.device()?.total_memory()? + (1 << 50);
-        let error = builder.create(more).expect_err("there is not so much");
+        let error = builder.build(more).expect_err("there is not so much");
         ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
     }
     Ok(())
@@ -46,18 +46,18 @@ fn sizes_are_whole_granules(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_mapping_gives_no_access(env: &Environment) -> Result<()> {
     let place = Location::Device(env.device()?);
-    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let memory = PhysicalMemory::builder_at(env.driver, place).build(1)?;
     let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     ensure!(mapping.access(place)? == Access::None);
     for access in [Access::Read, Access::ReadWrite, Access::None] {
-        mapping.set_access(place, access)?;
+        mapping.set_access([(place, access)])?;
         ensure!(mapping.access(place)? == access);
     }
-    mapping.set_accesses(&[])?;
+    mapping.set_access::<Location>([])?;
     for host in [Location::Host, Location::HostNuma(0)] {
         let error = mapping
-            .set_access(host, Access::ReadWrite)
+            .set_access([(host, Access::ReadWrite)])
             .expect_err("it is refused");
         ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
     }
@@ -68,11 +68,11 @@ fn a_mapping_gives_no_access(env: &Environment) -> Result<()> {
 fn bytes_stay_with_the_memory(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let place = Location::Device(env.device()?);
-    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let memory = PhysicalMemory::builder_at(env.driver, place).build(1)?;
     let range = AddressRange::reserve(env.driver, 4 * memory.size_bytes(), 0)?;
     for (round, offset) in [0, 2, 0, 3].into_iter().enumerate() {
         let mapping = range.map(offset * memory.size_bytes(), &memory)?;
-        mapping.set_access(place, Access::ReadWrite)?;
+        mapping.set_access([(place, Access::ReadWrite)])?;
         ensure!(mapping.address() == range.address() + offset * memory.size_bytes());
         let address = mapping.address();
         let mut bytes = bytes_at(&stream, address, 1000, mapping);
@@ -86,7 +86,7 @@ fn bytes_stay_with_the_memory(env: &Environment) -> Result<()> {
     let first = range.map(0, &memory)?;
     let second = range.map(memory.size_bytes(), &memory)?;
     for mapping in [&first, &second] {
-        mapping.set_access(place, Access::ReadWrite)?;
+        mapping.set_access([(place, Access::ReadWrite)])?;
     }
     let (here, there) = (first.address(), second.address());
     let mut bytes = bytes_at(&stream, here, 1000, first);
@@ -99,7 +99,7 @@ fn bytes_stay_with_the_memory(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn what_cannot_be_mapped_is_explained(env: &Environment) -> Result<()> {
     let place = Location::Device(env.device()?);
-    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let memory = PhysicalMemory::builder_at(env.driver, place).build(1)?;
     let step = memory.size_bytes();
     let range = AddressRange::reserve(env.driver, 2 * step, 0)?;
     ensure!(range.size_bytes() == 2 * step);
@@ -134,10 +134,10 @@ fn what_cannot_be_mapped_is_explained(env: &Environment) -> Result<()> {
 fn ends_come_in_any_order(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let place = Location::Device(env.device()?);
-    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let memory = PhysicalMemory::builder_at(env.driver, place).build(1)?;
     let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
-    mapping.set_access(place, Access::ReadWrite)?;
+    mapping.set_access([(place, Access::ReadWrite)])?;
     // The mapping keeps both.
     drop(range);
     drop(memory);
@@ -150,7 +150,7 @@ fn ends_come_in_any_order(env: &Environment) -> Result<()> {
     // The memory keeps its bytes.
     let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
-    mapping.set_access(place, Access::ReadWrite)?;
+    mapping.set_access([(place, Access::ReadWrite)])?;
     let address = mapping.address();
     ensure!(bytes_at(&stream, address, 100, mapping).to_vec()? == [3; 100]);
     Ok(())
@@ -172,12 +172,12 @@ fn wishes_are_handed_on(env: &Environment) -> Result<()> {
     };
     for (compressible, direct) in [(false, false), (true, false), (false, true)] {
         let alone = PhysicalMemory::builder(&device).compressible(compressible);
-        let Ok(alone) = alone.gpu_direct_rdma(direct).create(1) else {
+        let Ok(alone) = alone.gpu_direct_rdma(direct).build(1) else {
             println!("not here: {compressible}, {direct}");
             continue;
         };
         let memory = MappedMemory::builder(&device).compressible(compressible);
-        let memory = memory.gpu_direct_rdma(direct).map(1)?;
+        let memory = memory.gpu_direct_rdma(direct).build(1)?;
         let part = memory.parts().next().context("no memory")?;
         ensure!(told(part)? == told(&alone)?, "{compressible}, {direct}");
     }
@@ -187,16 +187,16 @@ fn wishes_are_handed_on(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn memory_that_is_there_is_mapped(env: &Environment) -> Result<()> {
     let (device, stream) = (env.device()?, env.stream()?);
-    let make = || PhysicalMemory::builder(&device).create(1);
+    let make = || PhysicalMemory::builder(&device).build(1);
     let (first, second) = (make()?, make()?);
     let step = first.size_bytes();
     let len = usize::try_from(step)?;
     let builder = || MappedMemory::builder(&device);
-    let one = builder().map_parts([second.clone()])?;
+    let one = builder().build_from([second.clone()])?;
     ensure!(one.granularity() == step && one.size_bytes() == step);
     let mut one = one.into_buffer::<u8>(&stream, len)?;
     // The same memory in another place, behind another.
-    let both = builder().reserve(4 * step).map_parts([first, second])?;
+    let both = builder().reserve(4 * step).build_from([first, second])?;
     ensure!(both.parts().count() == 2 && both.reserved_bytes() == 4 * step);
     let mut both = both.into_buffer::<u8>(&stream, 2 * len)?;
     ensure!(both.device() == Some(device));
@@ -216,12 +216,12 @@ fn memory_that_is_there_is_mapped(env: &Environment) -> Result<()> {
         ensure!(error.kind() == kind, "{error}");
         Ok(())
     };
-    refused(builder().map_parts([]), ErrorKind::InvalidValue)?;
-    let larger = builder().granularity(8 * step).map_parts([make()?]);
+    refused(builder().build_from([]), ErrorKind::InvalidValue)?;
+    let larger = builder().granularity(8 * step).build_from([make()?]);
     refused(larger, ErrorKind::InvalidValue)?;
     if env.need(12, 2).is_ok() {
-        let host = PhysicalMemory::builder_at(env.driver, Location::HostNuma(0)).create(1)?;
-        refused(builder().map_parts([host]), ErrorKind::NotSupported)?;
+        let host = PhysicalMemory::builder_at(env.driver, Location::HostNuma(0)).build(1)?;
+        refused(builder().build_from([host]), ErrorKind::NotSupported)?;
     }
     Ok(())
 }
@@ -231,11 +231,11 @@ fn memory_of_the_host_is_mapped_for_devices(env: &Environment) -> Result<()> {
     env.need(12, 2)?;
     let stream = env.stream()?;
     let node = Location::HostNuma(0);
-    let memory = PhysicalMemory::builder_at(env.driver, node).create(1)?;
+    let memory = PhysicalMemory::builder_at(env.driver, node).build(1)?;
     let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     let device = Location::Device(env.device()?);
-    mapping.set_accesses(&[(device, Access::ReadWrite), (node, Access::ReadWrite)])?;
+    mapping.set_access([(device, Access::ReadWrite), (node, Access::ReadWrite)])?;
     ensure!(mapping.access(node)? == Access::ReadWrite);
     let address = mapping.address();
     bytes_at(&stream, address, 1000, ()).fill(5)?;

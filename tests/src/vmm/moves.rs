@@ -18,7 +18,7 @@ fn every_size_goes(
     for size in SIZES {
         let memory = MappedMemory::builder_at(stream.device().driver(), from)
             .accessible_from(users.iter().copied().map(Location::Device))
-            .map(size as u64)?;
+            .build(size as u64)?;
         ensure!(memory.size_bytes() >= size as u64);
         ensure!(memory.size_bytes().is_multiple_of(memory.granularity()));
         let (address, expected) = (memory.address(), pattern(size));
@@ -77,7 +77,7 @@ fn a_buffer_moves_between_devices(env: &Environment) -> Result<()> {
         every_size_goes(&here, &[from, to], path[1], &path)?;
         let memory = MappedMemory::builder(&from)
             .accessible_from(all.clone())
-            .map(1)?;
+            .build(1)?;
         let address = memory.address();
         let mut buffer = memory.into_buffer::<u8>(&here, 1000)?;
         buffer.as_mut_slice().fill(3)?;
@@ -105,14 +105,14 @@ fn whoever_copies_needs_no_access_of_their_own(env: &Environment) -> Result<()> 
     let stream = env.stream()?;
     let device = Location::Device(env.device()?);
     for place in places(env)?.into_iter().skip(1) {
-        let mut memory = MappedMemory::builder_at(env.driver, place).map(1)?;
+        let mut memory = MappedMemory::builder_at(env.driver, place).build(1)?;
         for to in [device, place, place, device] {
             memory.move_to(to, &stream)?;
             ensure!(memory.access(device) == Access::None);
         }
         let failed = memory.into_buffer::<u8>(&stream, 1).expect_err("no access");
         let mut memory = failed.object.expect("it comes back");
-        memory.set_access(device, Access::ReadWrite)?;
+        memory.set_access([(device, Access::ReadWrite)])?;
         drop(memory.into_buffer::<u8>(&stream, 1)?);
     }
     Ok(())
@@ -126,7 +126,7 @@ fn a_device_copies_what_is_not_its_own(env: &Environment) -> Result<()> {
             from.primary_context()?.stream()?,
             to.primary_context()?.stream()?,
         );
-        let memory = MappedMemory::builder(&from).map(1)?;
+        let memory = MappedMemory::builder(&from).build(1)?;
         let mut buffer = memory.into_buffer::<u32>(&here, 10)?;
         buffer.as_mut_slice().fill(9)?;
         let mut memory = buffer.into_memory()?;
@@ -145,7 +145,9 @@ fn striped_memory_moves_to_one_place(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let own = env.device()?;
     for to in places(env)? {
-        let memory = MappedMemory::builder(&own).striped_over(&devices).map(1)?;
+        let memory = MappedMemory::builder(&own)
+            .striped_over(&devices)
+            .build(1)?;
         let len = memory.size_bytes() as usize;
         ensure!(memory.parts().count() == devices.len());
         let mut buffer = memory.into_buffer::<u8>(&stream, len)?;
@@ -174,7 +176,7 @@ fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> 
     let memory = MappedMemory::builder_at(env.driver, host)
         .accessible_from([device, host])
         .reserve(8 << 20)
-        .map(1)?;
+        .build(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     buffer.as_mut_slice().fill(1)?;
     for round in 2..5 {
@@ -192,7 +194,7 @@ fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> 
     // Nobody gives the host access to memory of a device.
     let refused = MappedMemory::builder(&env.device()?)
         .accessible_from([host])
-        .map(1);
+        .build(1);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
     Ok(())
 }
@@ -202,22 +204,22 @@ fn access_is_given_later(env: &Environment) -> Result<()> {
     env.need(12, 2)?;
     let stream = env.stream()?;
     let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
-    let memory = MappedMemory::builder(&env.device()?).map(1)?;
+    let memory = MappedMemory::builder(&env.device()?).build(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     buffer.as_mut_slice().fill(7)?;
     let mut memory = buffer.into_memory()?;
     let error = memory
-        .set_access(host, Access::ReadWrite)
+        .set_access([(host, Access::ReadWrite)])
         .expect_err("it is memory of the device");
     ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
     ensure!(memory.access(host) == Access::None);
     memory.move_to(host, &stream)?;
-    memory.set_access(host, Access::ReadWrite)?;
+    memory.set_access([(host, Access::ReadWrite)])?;
     ensure!(seen_by_host(&memory, 1000) == [7; 1000]);
     // What is not mapped gets it at the next map.
-    memory.set_access(device, Access::None)?;
+    memory.set_access([(device, Access::None)])?;
     memory.unmap()?;
-    memory.set_access(device, Access::ReadWrite)?;
+    memory.set_access([(device, Access::ReadWrite)])?;
     let buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     ensure!(buffer.to_vec()? == [7; 1000]);
     Ok(())
@@ -228,7 +230,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let memory = MappedMemory::builder(&env.device()?)
         .reserve(16 << 20)
-        .map(5 << 20)?;
+        .build(5 << 20)?;
     let address = memory.address();
     let len = 5 << 20;
     let mut buffer = memory.into_buffer::<u8>(&stream, len)?;

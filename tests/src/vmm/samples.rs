@@ -33,7 +33,7 @@ fn vectors_lie_on(env: &Environment, devices: &[Device]) -> Result<()> {
     let vector = || -> Result<_> {
         let memory = MappedMemory::builder(&own)
             .striped_over(devices)
-            .map((LEN * size_of::<f32>()) as u64)?;
+            .build((LEN * size_of::<f32>()) as u64)?;
         ensure!(memory.parts().count() == devices.len());
         let places: Vec<_> = memory.parts().map(PhysicalMemory::location).collect();
         ensure!(
@@ -93,7 +93,7 @@ impl Shared {
         let make = |(nth, device): (usize, &Device)| -> Result<_> {
             let memory = PhysicalMemory::builder(device)
                 .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-                .create(3 << 20)?;
+                .build(3 << 20)?;
             let mut piece = mapped(&memory, device)?;
             let fill = kernel(piece.stream().context(), "fill")?;
             let stream = piece.stream().clone();
@@ -169,10 +169,10 @@ fn mapped(memory: &PhysicalMemory, device: &Device) -> Result<DeviceBuffer<f32>>
     let mapping = range.map(0, memory)?;
     ensure!(memory.location() == Location::Device(*device));
     // None at all changes nothing.
-    mapping.set_accesses(&[])?;
+    mapping.set_access::<Location>([])?;
     ensure!(mapping.access(Location::Device(*device))? == Access::None);
-    mapping.set_access(Location::Device(*device), Access::ReadWrite)?;
-    mapping.set_accesses(&[])?;
+    mapping.set_access([(Location::Device(*device), Access::ReadWrite)])?;
+    mapping.set_access::<Location>([])?;
     ensure!(mapping.access(Location::Device(*device))? == Access::ReadWrite);
     let address = mapping.address();
     // SAFETY: the buffer keeps the mapping, and every use of it is synchronised before its end.

@@ -67,7 +67,7 @@ fn mapped(
     let able = device.gpu_direct()?.rdma_with_mapped_memory;
     let memory = MappedMemory::builder(&device)
         .gpu_direct_rdma(able)
-        .map(bytes as u64)?;
+        .build(bytes as u64)?;
     Ok(memory
         .into_buffer(stream, bytes)
         .map_err(|failed| failed.error)?)

@@ -159,9 +159,9 @@ fn memory_that_the_host_may_not_touch_is_copied(env: &Environment) -> Result<()>
     ] {
         let mut memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0))
             .accessible_from([Location::Device(env.device()?)])
-            .map(1)?;
+            .build(1)?;
         if let Some(access) = of_host {
-            memory.set_access(Location::Host, access)?;
+            memory.set_access([(Location::Host, access)])?;
         }
         let mut buffer = memory
             .into_buffer::<u32>(&stream, 100)

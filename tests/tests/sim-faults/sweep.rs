@@ -102,7 +102,7 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
     REFUSED.store(support != Support::Yes, Ordering::Relaxed);
     assert_eq!(shared.support()?, support, "it is remembered");
     let host = MemoryPool::builder_at(driver, Location::Host, AllocationType::Pinned)
-        .accessible_from(&device)
+        .accessible_from([&device])
         .build()?;
     assert_eq!(host.access(&device)?, Access::ReadWrite);
     let mut buffer = host.alloc_from(stream, &[1_u8; 100])?;
@@ -177,7 +177,7 @@ fn two_devices(driver: Driver) -> Result<(), Error> {
     let here = near.primary_context()?.stream()?;
     let there = far.primary_context()?.stream()?;
     assert!(far.can_access_peer(&near)?);
-    let pool = MemoryPool::builder(&near).accessible_from(&far).build()?;
+    let pool = MemoryPool::builder(&near).accessible_from([&far]).build()?;
     let mut buffer = pool.alloc_zeroed::<u32>(&here, 100)?;
     buffer.on(&there)?.fill(1)?;
     let foreign = pool.alloc_from(&there, &[2_u32; 100])?;
@@ -190,9 +190,9 @@ fn two_devices(driver: Driver) -> Result<(), Error> {
     drop((buffer, foreign, copy));
     there.synchronize()?;
     here.synchronize()?;
-    pool.set_access(&[(far, Access::None)])?;
+    pool.set_access([(far, Access::None)])?;
     assert_eq!(pool.access(&far)?, Access::None);
-    pool.set_access(&[(far, Access::ReadWrite)])
+    pool.set_access([(far, Access::ReadWrite)])
 }
 
 /// Where only trying tells whether a pool can be had.

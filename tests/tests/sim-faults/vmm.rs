@@ -22,19 +22,19 @@ fn memory(driver: Driver) -> Result<(), Error> {
     let here = Location::Device(device);
     let memory = PhysicalMemory::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-        .create(1)?;
+        .build(1)?;
     let descriptor = memory.export_fd()?;
     let imported = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
     let range = AddressRange::reserve(driver, 2 * memory.size_bytes(), 0)?;
     let first = range.map(0, &memory)?;
     let second = range.map(memory.size_bytes(), &imported)?;
-    first.set_access(here, Access::ReadWrite)?;
-    second.set_access(here, Access::ReadWrite)?;
+    first.set_access([(here, Access::ReadWrite)])?;
+    second.set_access([(here, Access::ReadWrite)])?;
     first.access(here)?;
     first.unmap().map_err(|failed| failed.error)?;
     drop((second, range, memory, imported));
 
-    let memory = MappedMemory::builder(&device).reserve(16 << 20).map(1)?;
+    let memory = MappedMemory::builder(&device).reserve(16 << 20).build(1)?;
     let buffer = memory.into_buffer::<u32>(&stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
     buffer.as_mut_slice().fill(7)?;
@@ -64,18 +64,18 @@ fn places(driver: Driver) -> Result<(), Error> {
     let (here, node) = (Location::Device(device), Location::HostNuma(0));
     // One device twice is as good as two here.
     let striped = MappedMemory::builder(&device).striped_over([&device, &device]);
-    let buffer = striped.map(1)?.into_buffer::<u32>(stream, 10);
+    let buffer = striped.build(1)?.into_buffer::<u32>(stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
     buffer.as_mut_slice().fill(7)?;
     buffer.move_memory_to(node)?;
     let memory = buffer.into_memory();
     let mut memory = memory.map_err(|failed| failed.error)?;
-    memory.set_access(node, Access::ReadWrite)?;
+    memory.set_access([(node, Access::ReadWrite)])?;
     // Now the one who copies may not look.
-    memory.set_access(here, Access::None)?;
+    memory.set_access([(here, Access::None)])?;
     memory.move_to(here, stream)?;
     memory.move_to(node, stream)?;
-    memory.set_access(here, Access::ReadWrite)?;
+    memory.set_access([(here, Access::ReadWrite)])?;
     let buffer = memory.into_buffer::<u32>(stream, 10);
     let buffer = buffer.map_err(|failed| failed.error)?;
     assert_eq!(buffer.to_vec()?, [7; 10]);
@@ -121,7 +121,7 @@ fn a_sample_of_pairs_of_calls_of_several_places_fails(env: &Environment) -> Resu
 /// A buffer of two parts, with other bytes in each.
 fn of_two_parts(env: &Environment) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
     let builder = MappedMemory::builder(&env.device()?).reserve(16 << 20);
-    let memory = builder.map(2 << 20)?;
+    let memory = builder.build(2 << 20)?;
     let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 2 << 20)?;
     buffer.as_mut_slice().fill(7)?;
     buffer.resize_zeroed(4 << 20)?;
@@ -173,7 +173,7 @@ fn elements_that_cannot_be_added_are_not_shown(env: &Environment) -> Result<()> 
     let (control, stream) = (env.control()?, env.stream()?);
     let memory = MappedMemory::builder(&env.device()?)
         .reserve(64 << 20)
-        .map(1)?;
+        .build(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 0)?;
     buffer.extend_from_slice(&[1, 2, 3])?;
     let more = vec![4; buffer.capacity()];
@@ -234,21 +234,21 @@ fn two_drivers_do_not_mix(env: &Environment) -> Result<()> {
     };
     let physical = PhysicalMemory::builder_at(env.driver, foreign);
     refused("granularity", physical.granularity().map(drop))?;
-    refused("create", physical.create(1).map(drop))?;
-    let memory = PhysicalMemory::builder(&device).create(1)?;
+    refused("create", physical.build(1).map(drop))?;
+    let memory = PhysicalMemory::builder(&device).build(1)?;
     let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
-    refused("set", mapping.set_access(foreign, Access::ReadWrite))?;
+    refused("set", mapping.set_access([(foreign, Access::ReadWrite)]))?;
     refused("ask", mapping.access(foreign).map(drop))?;
     let builder = || MappedMemory::builder(&device);
     let at = MappedMemory::builder_at(env.driver, foreign);
-    refused("place", at.map(1).map(drop))?;
+    refused("place", at.build(1).map(drop))?;
     let accessible = builder().accessible_from([foreign]);
-    refused("access", accessible.map(1).map(drop))?;
+    refused("access", accessible.build(1).map(drop))?;
     let striped = builder().striped_over([&device, &other]);
-    refused("stripes", striped.map(1).map(drop))?;
-    let mut memory = builder().map(1)?;
-    refused("later", memory.set_access(foreign, Access::ReadWrite))?;
+    refused("stripes", striped.build(1).map(drop))?;
+    let mut memory = builder().build(1)?;
+    refused("later", memory.set_access([(foreign, Access::ReadWrite)]))?;
     refused("stream", memory.move_to(own, &stream))?;
     refused("to", memory.move_to(foreign, &env.stream()?))?;
     let Err(failed) = memory.into_buffer::<u8>(&stream, 1) else {
@@ -277,7 +277,7 @@ fn the_ledger_knows_what_was_not_given_back(env: &Environment) -> Result<()> {
     Ledger::enable(LedgerLevel::Bytes);
     let memory = PhysicalMemory::builder(&env.device()?)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-        .create(1)?;
+        .build(1)?;
     let bytes = memory.size_bytes() as i64;
     // What was never listed does not end.
     let descriptor = memory.export_fd()?;

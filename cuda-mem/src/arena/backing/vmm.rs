@@ -191,7 +191,7 @@ impl State {
         };
         let mapping = range.map(address - range.address(), memory)?;
         // On failure, dropping the mapping unmaps it.
-        mapping.set_accesses(&vmm.access)?;
+        mapping.set_access(vmm.access.iter().copied())?;
         *frontier = (*frontier).max(address + mapping.size_bytes());
         self.chunks.insert(address, Piece::Mapped(mapping));
         Ok(())

@@ -73,7 +73,7 @@ fn of_device<T: Pod>(device: Device, stream: &Stream, len: usize) -> Result<Devi
     let for_others = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     if bytes > 0 && device.has_attribute(for_others)? {
         let memory = MappedMemory::builder(&device).gpu_direct_rdma(true);
-        let buffer = memory.map(bytes as u64)?.into_buffer(stream, len);
+        let buffer = memory.build(bytes as u64)?.into_buffer(stream, len);
         return Ok(buffer.map_err(|failed| failed.error)?.into_buffer());
     }
     let room = match bytes {

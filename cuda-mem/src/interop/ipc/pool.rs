@@ -16,6 +16,7 @@ use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::Location;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::pool::Access;
 use crate::memory::pool::{self, MemoryPool};
 
 impl MemoryPool {
@@ -210,7 +211,7 @@ impl ImportedPool {
         }));
         ledger::insert(pool.0.item());
         // The exporter's access is not inherited (R54).
-        pool.accessible_from(device)?;
+        pool.set_access([(*device, Access::ReadWrite)])?;
         Ok(pool)
     }
 
@@ -232,18 +233,24 @@ impl ImportedPool {
         self.0.raw
     }
 
-    /// Gives another device read and write access to the memory.
+    /// Gives other devices read and write access to the memory.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) for a device of another driver; as the driver answers for a device
-    /// that is not a peer.
+    /// [`NotSupported`](ErrorKind::NotSupported) for any other access; [`InvalidValue`](ErrorKind::InvalidValue) for a
+    /// device of another driver; as the driver answers for a device that is not a peer.
     #[doc(alias = "cuMemPoolSetAccess")]
-    pub fn accessible_from(&self, device: &Device) -> Result<()> {
-        if self.0.reaches(device)? {
-            return Ok(());
+    pub fn set_access(&self, access: impl IntoIterator<Item = (Device, Access)>) -> Result<()> {
+        for (device, access) in access {
+            if access != Access::ReadWrite {
+                let text = "an imported pool gives read and write access, and takes none back";
+                return Err(Error::not_supported(text.to_owned()));
+            }
+            if !self.0.reaches(&device)? {
+                self.0.grant(&device)?;
+            }
         }
-        self.0.grant(device)
+        Ok(())
     }
 
     pub(super) fn reaches(&self, device: &Device) -> Result<bool> {

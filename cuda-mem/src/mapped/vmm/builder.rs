@@ -43,10 +43,10 @@ impl MappedMemoryBuilder {
 
     /// Other devices with read and write access, or the host for host memory. Access can also be
     /// [set](MappedMemory::set_access) later.
-    pub fn accessible_from(mut self, who: impl IntoIterator<Item = Location>) -> Self {
-        for location in who {
-            self.accesses
-                .set(location.known(self.driver), Access::ReadWrite);
+    pub fn accessible_from<W: Into<Location>>(mut self, who: impl IntoIterator<Item = W>) -> Self {
+        for who in who {
+            let who = who.into().known(self.driver);
+            self.accesses.set(who, Access::ReadWrite);
         }
         self
     }
@@ -97,9 +97,9 @@ impl MappedMemoryBuilder {
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;
-    /// let memory = MappedMemory::builder(&device).granularity(16 << 20).map(1)?;
+    /// let memory = MappedMemory::builder(&device).granularity(16 << 20).build(1)?;
     /// assert_eq!((memory.granularity(), memory.size_bytes()), (16 << 20, 16 << 20));
-    /// assert!(MappedMemory::builder(&device).granularity(100).map(1).is_err());
+    /// assert!(MappedMemory::builder(&device).granularity(100).build(1).is_err());
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn granularity(mut self, bytes: u64) -> Self {
@@ -150,12 +150,12 @@ impl MappedMemoryBuilder {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a [granularity](Self::granularity) that a
-    /// location does not offer, and for a device of another driver; otherwise as [`PhysicalMemoryBuilder::create`],
+    /// location does not offer, and for a device of another driver; otherwise as [`PhysicalMemoryBuilder::build`],
     /// [`AddressRange::reserve`] and [`Mapping::set_access`](super::Mapping::set_access). A failure leaves nothing
     /// behind.
     #[doc(alias("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"))]
     #[track_caller]
-    pub fn map(self, bytes: u64) -> Result<MappedMemory> {
+    pub fn build(self, bytes: u64) -> Result<MappedMemory> {
         self.check()?;
         let granule = self.granule()?;
         let count = self.locations.len() as u64;
@@ -183,7 +183,7 @@ impl MappedMemoryBuilder {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no parts, for parts of another driver, and for sizes that
     /// are not multiples of the granularity; [`NotSupported`](crate::ErrorKind::NotSupported) for host memory: its
     /// owner may have it as a slice, which nothing else may write to meanwhile, so unsafe code has to
-    /// [map](AddressRange::map) it. Otherwise as [`map`](Self::map), and as the driver answers if an imported memory is
+    /// [map](AddressRange::map) it. Otherwise as [`build`](Self::build), and as the driver answers if an imported memory is
     /// not as large as its importer said.
     ///
     /// ```
@@ -198,7 +198,7 @@ impl MappedMemoryBuilder {
     /// let stream = device.primary_context()?.stream()?;
     /// let memory = MappedMemory::builder(&device)
     ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-    ///     .map(1 << 20)?;
+    ///     .build(1 << 20)?;
     /// let mut x = memory.into_buffer::<u32>(&stream, 1000)?;
     /// x.as_mut_slice().fill(7)?;
     /// stream.synchronize()?;
@@ -208,13 +208,13 @@ impl MappedMemoryBuilder {
     /// for (descriptor, bytes) in x.export_fds()? {
     ///     parts.push(PhysicalMemory::import_fd(driver, descriptor.as_fd(), bytes)?);
     /// }
-    /// let same = MappedMemory::builder(&device).map_parts(parts)?;
+    /// let same = MappedMemory::builder(&device).build_from(parts)?;
     /// assert_eq!(same.into_buffer::<u32>(&stream, 1000)?.to_vec()?, [7; 1000]);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias("cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"))]
     #[track_caller]
-    pub fn map_parts(
+    pub fn build_from(
         mut self,
         parts: impl IntoIterator<Item = PhysicalMemory>,
     ) -> Result<MappedMemory> {

@@ -29,7 +29,7 @@ use crate::stream::{Stream, StreamRef};
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
 /// let stream = device.primary_context()?.stream()?;
-/// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1 << 20)?;
+/// let memory = MappedMemory::builder(&device).reserve(1 << 30).build(1 << 20)?;
 /// let mut x = memory.into_buffer::<f32>(&stream, 1000)?;
 /// x.as_mut_slice().fill(1.0)?;
 /// let address = x.as_raw();
@@ -171,7 +171,7 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
-    /// let mut x = MappedMemory::builder(&device).map(1 << 20)?.into_buffer::<u8>(&stream, 100)?;
+    /// let mut x = MappedMemory::builder(&device).build(1 << 20)?.into_buffer::<u8>(&stream, 100)?;
     /// x.move_memory_to(Location::HostNuma(0))?;
     /// assert_eq!(x.migrations_to(Location::HostNuma(0)).moves, 1);
     /// assert_eq!(x.migrations_to(Location::Device(device)).moves, 0);
@@ -280,7 +280,7 @@ impl<T: Pod> GrowableBuffer<T> {
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// // Addresses for 1 GiB, and as little memory as there can be.
-    /// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1)?;
+    /// let memory = MappedMemory::builder(&device).reserve(1 << 30).build(1)?;
     /// let mut tokens = memory.into_buffer::<u32>(&stream, 0)?;
     /// let address = tokens.as_raw();
     ///
@@ -391,7 +391,7 @@ impl<T: Pod> GrowableBuffer<T> {
     /// let stream = device.primary_context()?.stream()?;
     /// let memory = MappedMemory::builder_at(device.driver(), Location::HostNuma(0))
     ///     .accessible_from([Location::Device(device), Location::HostNuma(0)])
-    ///     .map(1 << 20)?;
+    ///     .build(1 << 20)?;
     /// let mut numbers = memory.into_buffer::<u32>(&stream, 100)?;
     /// numbers.as_mut_slice().fill(3)?;
     /// numbers.host_mut()?[0] = 4;
@@ -439,7 +439,7 @@ impl<T: Pod> GrowableBuffer<T> {
 
     /// A descriptor and a size in bytes for each of its [parts](MappedMemory::parts), in address order. Another process
     /// needs both: there `import_fd` of [`PhysicalMemory`](super::PhysicalMemory) and
-    /// [`map_parts`](super::MappedMemoryBuilder::map_parts) make a buffer of them. Does not wait: the stream must have
+    /// [`build_from`](super::MappedMemoryBuilder::build_from) make a buffer of them. Does not wait: the stream must have
     /// completed whatever the other process may read.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ use crate::stream::Stream;
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
 /// let stream = device.primary_context()?.stream()?;
-/// let memory = MappedMemory::builder(&device).map(1 << 20)?;
+/// let memory = MappedMemory::builder(&device).build(1 << 20)?;
 /// let address = memory.address();
 ///
 /// let mut numbers = memory.into_buffer::<u32>(&stream, 1000)?;
@@ -102,7 +102,7 @@ impl MappedMemory {
     /// on a device.
     #[track_caller]
     pub(super) fn add(&mut self, location: Location, bytes: u64) -> Result<()> {
-        let memory = self.settings.physical(location).create(bytes)?;
+        let memory = self.settings.physical(location).build(bytes)?;
         self.put(memory)
     }
 
@@ -123,7 +123,7 @@ impl MappedMemory {
     fn place(&mut self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let mapping = self.range.map(offset, memory)?;
         let accesses = self.settings.accesses.at(memory.location());
-        mapping.set_accesses(accesses.list())?;
+        mapping.set_access(accesses.list().iter().copied())?;
         let migrations = MigrationStats::of_map(memory.size_bytes());
         self.migrations.note(memory.location(), migrations);
         Ok(mapping)
@@ -177,13 +177,13 @@ impl MappedMemory {
     /// The access that a device or the host has, as set here or [before](MappedMemoryBuilder::accessible_from). The
     /// host has access only while the memory is host memory.
     #[must_use]
-    pub fn access(&self, location: Location) -> Access {
-        let location = location.known(self.settings.driver);
+    pub fn access(&self, who: impl Into<Location>) -> Access {
+        let location = who.into().known(self.settings.driver);
         self.settings.accesses.of(location)
     }
 
-    /// Sets a device's access to all of the memory, which it keeps wherever the memory is moved; or the host's access
-    /// to host memory, which is suspended while the memory is on a device. Does not wait; work that loses access must
+    /// Sets the access of devices to all of the memory, which they keep wherever the memory is moved; and the host's
+    /// access to host memory, which is suspended while the memory is on a device. Does not wait; work that loses access must
     /// be complete.
     ///
     /// For memory that a device can already access, it is better to
@@ -205,19 +205,32 @@ impl MappedMemory {
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
-    /// let mut memory = MappedMemory::builder(&device).map(1 << 20)?;
+    /// let mut memory = MappedMemory::builder(&device).build(1 << 20)?;
     /// memory.move_to(Location::HostNuma(0), &stream)?;
     /// memory.unmap()?; // so that the host gets access before the device does
-    /// memory.set_access(Location::HostNuma(0), Access::ReadWrite)?;
+    /// memory.set_access([(Location::HostNuma(0), Access::ReadWrite)])?;
     /// memory.map()?;
     /// assert_eq!(memory.into_buffer::<u8>(&stream, 100)?.host()?.len(), 100); // the host uses the address, too
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemSetAccess")]
-    pub fn set_access(&mut self, location: Location, access: Access) -> Result<()> {
-        let location = location.known(self.settings.driver);
-        self.give(location, access)?;
-        self.settings.accesses.set(location, access);
+    pub fn set_access<W: Into<Location>>(
+        &mut self,
+        access: impl IntoIterator<Item = (W, Access)>,
+    ) -> Result<()> {
+        let mut before = Vec::new();
+        for (who, access) in access {
+            let who = who.into().known(self.settings.driver);
+            if let Err(error) = self.give(who, access) {
+                for (who, access) in before.into_iter().rev() {
+                    report::release("access", || self.give(who, access));
+                    self.settings.accesses.set(who, access);
+                }
+                return Err(error);
+            }
+            before.push((who, self.settings.accesses.of(who)));
+            self.settings.accesses.set(who, access);
+        }
         Ok(())
     }
 
@@ -228,10 +241,10 @@ impl MappedMemory {
         }
         let mapped = || self.parts.iter().filter_map(|part| part.mapping.as_ref());
         for (done, mapping) in mapped().enumerate() {
-            if let Err(error) = mapping.set_access(who, access) {
+            if let Err(error) = mapping.set_access([(who, access)]) {
                 let before = self.settings.accesses.of(who);
                 for mapping in mapped().take(done) {
-                    report::release("access", || mapping.set_access(who, before));
+                    report::release("access", || mapping.set_access([(who, before)]));
                 }
                 return Err(error);
             }
@@ -289,7 +302,7 @@ impl MappedMemory {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is [reserved](MappedMemoryBuilder::reserve), and
-    /// for memory of several devices; otherwise as [`MappedMemoryBuilder::map`]. Nothing is changed then.
+    /// for memory of several devices; otherwise as [`MappedMemoryBuilder::build`]. Nothing is changed then.
     #[track_caller]
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         let has = self.size_bytes();

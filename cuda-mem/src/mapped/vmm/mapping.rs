@@ -76,25 +76,24 @@ impl Mapping {
         &self.memory
     }
 
-    /// Sets the access of a device, or of the host for host memory. Without it there is no access. Does not wait.
+    /// Sets the access of devices, and of the host for host memory, in one driver call. Without it there is no access.
+    /// Does not wait.
     ///
     /// # Errors
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for host access to device memory,
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver. Otherwise as the driver
-    /// answers, which refuses devices that are not peers.
+    /// answers, which refuses devices that are not peers. Nothing is changed then.
     #[doc(alias = "cuMemSetAccess")]
-    pub fn set_access(&self, location: Location, access: Access) -> Result<()> {
-        self.set_accesses(&[(location, access)])
+    pub fn set_access<W: Into<Location>>(
+        &self,
+        access: impl IntoIterator<Item = (W, Access)>,
+    ) -> Result<()> {
+        let access = access.into_iter().map(|(who, access)| (who.into(), access));
+        self.set_listed(&access.collect::<Vec<_>>())
     }
 
-    /// The same for several locations, in one driver call.
-    ///
-    /// # Errors
-    ///
-    /// The same. On an error nothing is changed.
-    #[doc(alias = "cuMemSetAccess")]
-    pub fn set_accesses(&self, accesses: &[(Location, Access)]) -> Result<()> {
+    fn set_listed(&self, accesses: &[(Location, Access)]) -> Result<()> {
         if accesses.is_empty() {
             return Ok(());
         }
@@ -130,8 +129,8 @@ impl Mapping {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; otherwise as the driver
     /// answers.
     #[doc(alias = "cuMemGetAccess")]
-    pub fn access(&self, location: Location) -> Result<Access> {
-        let driver = self.range.driver();
+    pub fn access(&self, who: impl Into<Location>) -> Result<Access> {
+        let (location, driver) = (who.into(), self.range.driver());
         location.require_driver(driver, "the memory")?;
         let table = driver.table();
         // SAFETY: there is a mapping at the address.

@@ -26,7 +26,7 @@ impl MappedMemory {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the location or the stream is of another driver, for another
     /// thread's per-thread stream, and if the location's granules do not fit into the address range;
     /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; otherwise as
-    /// [`MappedMemoryBuilder::map`]. Until the copy is complete nothing is changed; if the new memory cannot be mapped
+    /// [`MappedMemoryBuilder::build`]. Until the copy is complete nothing is changed; if the new memory cannot be mapped
     /// at the address then, the old memory is mapped again. If that fails too,
     /// [`on_drop_failure`](crate::base::on_drop_failure) is called, the bytes are not [mapped](Self::is_mapped), and
     /// [`map`](Self::map) may be tried again. If the copy was submitted and cannot be waited for, the memory is lost:
@@ -100,7 +100,7 @@ impl MappedMemory {
         }
         settings.accesses = settings.accesses.at(place);
         settings.accesses.set(copier, Access::ReadWrite);
-        settings.map(bytes)
+        settings.build(bytes)
     }
 
     /// Lets a device read that has no access. Returns the location to withdraw it from.

@@ -32,7 +32,7 @@ use crate::stream::recording;
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
-/// let memory = PhysicalMemory::builder(&device).create(1000)?;
+/// let memory = PhysicalMemory::builder(&device).build(1000)?;
 /// assert!(memory.size_bytes() >= 1000); // whole granules
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
@@ -179,7 +179,7 @@ impl PhysicalMemoryBuilder {
     /// driver answers: a NUMA node that does not exist is an invalid value.
     #[doc(alias = "cuMemCreate")]
     #[track_caller]
-    pub fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
+    pub fn build(&self, bytes: u64) -> Result<PhysicalMemory> {
         let (what, since) = match self.location {
             Location::Host => ("physical memory of the host", CudaVersion::new(13, 0)),
             Location::HostNuma(_) => ("physical memory of a NUMA node", CudaVersion::new(12, 2)),
@@ -297,7 +297,7 @@ impl PhysicalMemory {
     /// let driver = Driver::load()?;
     /// let memory = PhysicalMemory::builder(&driver.device(0)?)
     ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-    ///     .create(1 << 20)?;
+    ///     .build(1 << 20)?;
     /// let descriptor = memory.export_fd()?; // to another process, with the size
     /// let same = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
     /// assert_eq!(same.location(), memory.location());

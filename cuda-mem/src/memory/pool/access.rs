@@ -156,13 +156,14 @@ impl Pool {
     ///     .filter(|peer| peer.can_access_peer(&device).unwrap_or(false))
     ///     .map(|peer| (peer, Access::ReadWrite))
     ///     .collect();
-    /// pool.set_access(&peers)?;
+    /// pool.set_access(peers)?;
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemPoolSetAccess")]
-    pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+    pub fn set_access(&self, access: impl IntoIterator<Item = (Device, Access)>) -> Result<()> {
+        let access: Vec<_> = access.into_iter().collect();
         // SAFETY: what loses access is not in use; else this is an error.
-        unsafe { self.change_access(access, |losing| self.require_unused_by(losing)) }
+        unsafe { self.change_access(&access, |losing| self.require_unused_by(losing)) }
     }
 
     /// Like [`set_access`](Self::set_access), but access may be revoked while memory of the pool is allocated.
@@ -176,9 +177,13 @@ impl Pool {
     ///
     /// Same as [`set_access`](Self::set_access), except those for revoking access.
     #[doc(alias = "cuMemPoolSetAccess")]
-    pub unsafe fn set_access_unchecked(&self, access: &[(Device, Access)]) -> Result<()> {
+    pub unsafe fn set_access_unchecked(
+        &self,
+        access: impl IntoIterator<Item = (Device, Access)>,
+    ) -> Result<()> {
+        let access: Vec<_> = access.into_iter().collect();
         // SAFETY: the caller's.
-        unsafe { self.change_access(access, |_| Ok(())) }
+        unsafe { self.change_access(&access, |_| Ok(())) }
     }
 
     /// # Safety

@@ -96,12 +96,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Grants a device read and write access from the start, which is cheaper than calling
+    /// Grants devices read and write access from the start, which is cheaper than calling
     /// [`set_access`](super::Pool::set_access) later. The pool's own device always has access.
     #[doc(alias = "cuMemPoolSetAccess")]
-    pub fn accessible_from(mut self, device: &Device) -> Self {
-        if !self.access.contains(device) {
-            self.access.push(*device);
+    pub fn accessible_from<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
+        for device in devices {
+            if !self.access.contains(device) {
+                self.access.push(*device);
+            }
         }
         self
     }
@@ -149,7 +151,7 @@ impl PoolBuilder {
             .iter()
             .map(|device| (*device, Access::ReadWrite))
             .collect();
-        pool.set_access(&access)?;
+        pool.set_access(access)?;
         Ok(pool)
     }
 

@@ -202,7 +202,7 @@ impl MemoryPool {
     /// let driver = Driver::load()?;
     /// let device = driver.device(0)?;
     /// let builder = MemoryPool::builder_at(driver, Location::HostNuma(0), AllocationType::Pinned)
-    ///     .accessible_from(&device);
+    ///     .accessible_from([&device]);
     /// if builder.support()?.is_yes() {
     ///     let stream = device.primary_context()?.stream()?;
     ///     let buffer = builder.build()?.alloc_from(&stream, &[1u8, 2, 3])?;

@@ -196,7 +196,7 @@ pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
 fn mapped(device: &Device, stream: &Stream, rdma: bool) -> Result<DeviceBuffer<u8>> {
     let memory = MappedMemory::builder(device)
         .gpu_direct_rdma(rdma)
-        .map(2 << 20)?;
+        .build(2 << 20)?;
     let buffer = memory.into_buffer(stream, 100_000);
     Ok(buffer.map_err(|failed| failed.error)?.into_buffer())
 }
