@@ -24,6 +24,7 @@ pub(crate) struct Args {
 const PAGE: &str = "docs/src/coverage.md";
 /// Read by the test that other devices stay untouched.
 const OPERATIONS: &str = "tests/data/operations.txt";
+pub(crate) const FILES: [&str; 2] = [PAGE, OPERATIONS];
 
 /// Public items that carry names of the driver's functions, a line each.
 fn operations(wrappers: &find::Wrappers) -> String {

@@ -175,7 +175,7 @@ pub(super) const FAMILIES: [Family; 14] = [
 pub(super) const CALLED: &str = "Start, devices, contexts, and the rest that is called";
 
 /// What a pattern above fits and is about something else, with the reason.
-pub(super) const LEFT_OUT: [(&str, &str); 7] = [
+pub(super) const LEFT_OUT: &[(&str, &str)] = &[
     ("cuMemcpyAto*", "arrays are for textures"),
     ("cuMemcpyDtoA", "arrays are for textures"),
     ("cuMemcpyHtoA*", "arrays are for textures"),

@@ -46,6 +46,9 @@ struct Config {
     bitfields: Vec<String>,
 }
 
+/// The generated files, below `cuda-driver-sys/src`.
+pub(crate) const FILES: [&str; 4] = ["types.rs", "table.rs", "names.rs", "versions.rs"];
+
 /// One generated file: its name below `cuda-driver-sys/src` and its text.
 pub(crate) struct Generated {
     pub(crate) name: &'static str,

@@ -5,31 +5,33 @@ use proc_macro2::{Ident, Literal, TokenStream};
 use quote::{format_ident, quote};
 use syn::{FnArg, ImplItem, Item};
 
-use super::Generated;
 use super::errors::Words;
 use super::header::Header;
 use super::parse::Api;
+use super::{FILES, Generated};
 
 pub(crate) fn render(header: &Header, api: &Api, words: &Words) -> Result<Vec<Generated>> {
-    [
-        ("types.rs", types(api)),
-        ("table.rs", table(api)),
-        ("names.rs", names(api, words)?),
-        ("versions.rs", versions(header, api)?),
-    ]
-    .into_iter()
-    .map(|(name, tokens)| {
-        let file = syn::parse2(tokens).with_context(|| format!("{name} is not Rust"))?;
-        Ok(Generated {
-            name,
-            text: format(&format!(
-                "{}{}",
-                preamble(header),
-                prettyplease::unparse(&file)
-            ))?,
+    let texts = [
+        types(api),
+        table(api),
+        names(api, words)?,
+        versions(header, api)?,
+    ];
+    FILES
+        .into_iter()
+        .zip(texts)
+        .map(|(name, tokens)| {
+            let file = syn::parse2(tokens).with_context(|| format!("{name} is not Rust"))?;
+            Ok(Generated {
+                name,
+                text: format(&format!(
+                    "{}{}",
+                    preamble(header),
+                    prettyplease::unparse(&file)
+                ))?,
+            })
         })
-    })
-    .collect()
+        .collect()
 }
 
 /// Says the same wherever the header was found, so that `--check` can compare to the letter.

@@ -1,8 +1,8 @@
 //! Every measured number of the pages comes from a report.
 //!
 //! `docs/figures.toml` lists the numbers that pages show, each with the place in a committed report where
-//! it was measured. Pages that are checked show no other number with a unit, but for those that the
-//! list exempts with a reason.
+//! it was measured. Pages show no other number with a unit, but for those that the list exempts with a
+//! reason.
 
 mod number;
 mod prose;
@@ -25,8 +25,6 @@ const LIST: &str = "docs/figures.toml";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// Pages on which every measured number needs a figure.
-    checked: Vec<Spanned<String>>,
     #[serde(default)]
     unchecked: Vec<Unchecked>,
     #[serde(default)]
@@ -124,7 +122,7 @@ impl<'a> Check<'a> {
     }
 
     fn run(mut self) -> Vec<Finding> {
-        self.every_page_is_decided_on();
+        self.every_exception_has_a_reason();
         let mut covered: BTreeMap<&str, Vec<Range<usize>>> = BTreeMap::new();
         let mut names = BTreeSet::new();
         for figure in &self.list.figure {
@@ -163,8 +161,14 @@ impl<'a> Check<'a> {
                 covered.entry(page).or_default().extend(cells);
             }
         }
-        for page in &self.list.checked {
-            self.every_number_is_covered(page.get_ref(), &covered);
+        let unchecked = self.list.unchecked.iter();
+        let unchecked: BTreeSet<&str> =
+            unchecked.map(|page| page.page.get_ref().as_str()).collect();
+        for (path, page) in &self.pages {
+            if belongs(path) && !unchecked.contains(path) {
+                let covered = covered.get(path).map_or(&[][..], Vec::as_slice);
+                every_number_is_covered(path, page, covered, &mut self.findings);
+            }
         }
         self.findings
     }
@@ -175,32 +179,15 @@ impl<'a> Check<'a> {
         self.findings.push(Finding::new(LIST, line, what, remedy));
     }
 
-    /// A page of the book or a README is checked, or it is said why not.
-    fn every_page_is_decided_on(&mut self) {
-        let unchecked = self.list.unchecked.iter().map(|other| &other.page);
-        let mut decided = BTreeSet::new();
-        for page in self.list.checked.iter().chain(unchecked) {
-            decided.insert(page.get_ref().as_str());
+    fn every_exception_has_a_reason(&mut self) {
+        for Unchecked { page, reason } in &self.list.unchecked {
             if !self.pages.contains_key(page.get_ref().as_str()) {
                 self.report(page, "there is no such page", "correct the path");
             }
-        }
-        for other in &self.list.unchecked {
-            if other.reason.trim().is_empty() {
-                self.report(
-                    &other.page,
-                    "there is no reason",
-                    "say why it is not checked",
-                );
+            if reason.trim().is_empty() {
+                self.report(page, "there is no reason", "say why it is not checked");
             }
         }
-        let all = self.pages.keys().filter(|path| belongs(path));
-        let forgotten: Vec<_> = all.filter(|path| !decided.contains(**path)).collect();
-        let remedy = "add it to `checked` in docs/figures.toml, or to `unchecked` with a reason";
-        let found = forgotten
-            .into_iter()
-            .map(|path| Finding::new(*path, 1, "nothing checks the numbers of this page", remedy));
-        self.findings.extend(found);
     }
 
     /// Where a page shows a text; a finding if it does not.
@@ -230,24 +217,24 @@ impl<'a> Check<'a> {
         }
         found
     }
+}
 
-    fn every_number_is_covered(&mut self, path: &str, covered: &BTreeMap<&str, Vec<Range<usize>>>) {
-        let Some(page) = self.pages.get(path) else {
-            return;
-        };
-        let covered = covered.get(path).map_or(&[][..], Vec::as_slice);
-        for number in page.measurements() {
-            let inside =
-                |whole: &Range<usize>| whole.start <= number.start && number.end <= whole.end;
-            if !covered.iter().any(inside) {
-                self.findings.push(Finding::new(
-                    path,
-                    page.line_of(number.start),
-                    format!("no figure has `{}`", page.at(&number)),
-                    "write the number of a report and list it in docs/figures.toml, or exempt it \
-                     there if nobody measured it",
-                ));
-            }
+fn every_number_is_covered(
+    path: &str,
+    page: &Page,
+    covered: &[Range<usize>],
+    findings: &mut Vec<Finding>,
+) {
+    for number in page.measurements() {
+        let inside = |whole: &Range<usize>| whole.start <= number.start && number.end <= whole.end;
+        if !covered.iter().any(inside) {
+            findings.push(Finding::new(
+                path,
+                page.line_of(number.start),
+                format!("no figure has `{}`", page.at(&number)),
+                "write the number of a report and list it in docs/figures.toml, or exempt it \
+                 there if nobody measured it",
+            ));
         }
     }
 }

@@ -1,8 +1,6 @@
 use super::*;
 
 const LIST_TEXT: &str = r#"
-checked = ["README.md"]
-
 [[figure]]
 name = "pair"
 text = "609 – 636 ns"
@@ -83,7 +81,7 @@ fn a_digit_changed_on_the_page_and_in_the_list_is_found() {
         &change(LIST_TEXT),
         &change(README),
         &[
-            "docs/figures.toml:5",
+            "docs/figures.toml:3",
             "`609 – 646 ns` is not",
             "a.json has: 636",
         ],
@@ -96,7 +94,7 @@ fn a_missing_report_is_found() {
     one(
         &list,
         README,
-        &["docs/figures.toml:14", "no report docs/hardware/gone.txt"],
+        &["docs/figures.toml:12", "no report docs/hardware/gone.txt"],
     );
 }
 
@@ -149,7 +147,7 @@ fn a_selection_that_does_not_fit_is_found() {
 #[test]
 fn a_list_that_cannot_be_read_is_found() {
     one(
-        "checked = 7\n",
+        "figure = 7\n",
         README,
         &["docs/figures.toml:1", "no list of figures"],
     );
@@ -160,10 +158,12 @@ fn a_list_that_cannot_be_read_is_found() {
 
 #[test]
 fn every_page_is_checked_or_has_a_reason_not_to_be() {
-    let list = LIST_TEXT.replacen("[\"README.md\"]", "[]", 1);
-    one(&list, README, &["README.md:1", "nothing checks"]);
+    let page = README.replace('.', ", 7 ns.");
+    assert_ne!(findings(LIST_TEXT, &page), [""; 0]);
     let reason = "[[unchecked]]\npage = \"README.md\"\nreason = \"another command\"\n\n[[figure]]";
-    let list = list.replacen("[[figure]]", reason, 1);
-    assert_eq!(findings(&list, &README.replace('.', ", 7 ns.")), [""; 0]);
+    let list = LIST_TEXT.replacen("[[figure]]", reason, 1);
+    assert_eq!(findings(&list, &page), [""; 0]);
     one(&list.replace("another command", ""), README, &["no reason"]);
+    let gone = list.replacen("README.md", "GONE.md", 1);
+    one(&gone, README, &["no such page"]);
 }
