@@ -5,6 +5,9 @@
 use super::Finding;
 use super::source::Text;
 
+/// How the names of this workspace's own packages begin. They have no source.
+const OURS: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-sim"];
+
 pub(super) fn check(file: &Text) -> Vec<Finding> {
     if file.path != "Cargo.lock" {
         return Vec::new();
@@ -20,10 +23,12 @@ pub(super) fn check(file: &Text) -> Vec<Finding> {
     packages
         .into_iter()
         .flatten()
-        // What has no source is a member of this workspace.
-        .filter(|package| package.get("source").is_some())
-        .filter_map(|package| package.get("name")?.as_str())
-        .filter(|name| binds_cuda(name))
+        .filter_map(|package| {
+            let name = package.get("name")?.as_str()?;
+            let local = package.get("source").is_none();
+            let ours = local && OURS.iter().any(|prefix| name.starts_with(prefix));
+            (binds_cuda(name) && !ours).then_some(name)
+        })
         .map(|name| {
             Finding::new(
                 &file.path,
@@ -74,6 +79,8 @@ mod tests {
             "rustacuda_core",
         ];
         assert_eq!(found(&names, REGISTRY), [3, 11, 15, 19, 23, 27]);
+        assert_eq!(found(&["cudarc"], ""), [3], "a copy in this repository");
+        assert_eq!(found(&["cuda-mem"], REGISTRY), [3]);
     }
 
     #[test]
