@@ -65,7 +65,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # let stream = device.primary_context()?.stream()?;
     /// use std::os::fd::AsFd;
     ///
-    /// let memory = MappedMemory::builder(&device).gpu_direct_rdma(true).map(2 << 20)?;
+    /// let memory = MappedMemory::builder(&device).gpu_direct_rdma(true).build(2 << 20)?;
     /// let buffer = memory.into_buffer::<u8>(&stream, 2 << 20)?;
     /// let shown = buffer.export_dma_buf()?;
     /// assert_eq!(shown.size_bytes(), 2 << 20);

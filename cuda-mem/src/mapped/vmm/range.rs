@@ -28,9 +28,9 @@ use crate::stream::recording;
 /// let driver = Driver::load()?;
 /// let device = driver.device(0)?;
 /// let range = AddressRange::reserve(driver, 1 << 30, 0)?;
-/// let memory = PhysicalMemory::builder(&device).create(2 << 20)?;
+/// let memory = PhysicalMemory::builder(&device).build(2 << 20)?;
 /// let mapping = range.map(0, &memory)?;
-/// mapping.set_access([(cuda_mem::driver::Location::Device(device), Access::ReadWrite)])?;
+/// mapping.set_access([(device, Access::ReadWrite)])?;
 /// assert_eq!(mapping.address(), range.address());
 ///
 /// mapping.unmap()?; // the bytes stay with the memory
