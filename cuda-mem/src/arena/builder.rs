@@ -21,7 +21,7 @@ use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
 /// The default slack: what an arena may hold, as a multiple of the program's peak.
 const SLACK: f64 = 1.05;
 
-/// Configures an arena; [`build`](Self::build) creates it. From [`Arena::builder`].
+/// Configures an arena; [`build`](Self::build) creates it. From [`Arena::builder`] or [`Arena::builder_over`].
 ///
 /// ```
 /// use cuda_mem::{Arena, Driver, ReusePolicy};
@@ -38,7 +38,7 @@ const SLACK: f64 = 1.05;
 #[derive(Clone, Debug)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct ArenaBuilder {
-    device: Device,
+    source: Source,
     reuse: ReusePolicy,
     max: u64,
     max_share: f64,
@@ -50,10 +50,17 @@ pub struct ArenaBuilder {
     background: bool,
 }
 
+/// Where an arena's memory comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    Device(Device),
+    Upstream(Resource),
+}
+
 impl ArenaBuilder {
-    pub(super) fn new(device: Device) -> Self {
+    pub(super) fn new(source: Source) -> Self {
         Self {
-            device,
+            source,
             reuse: ReusePolicy::DRIVER_DEFAULT,
             max: u64::MAX,
             max_share: f64::INFINITY,
@@ -205,53 +212,55 @@ impl ArenaBuilder {
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and the
     /// fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue) if
-    /// those are of another driver, the slack is below 1.0, or the share not above 0.0;
+    /// those are of another driver, the slack is below 1.0, the share not above 0.0, or devices or a share are set for
+    /// an arena over another resource;
     /// [`Other`](crate::ErrorKind::Other) if the arena is to have a [thread](Self::background_thread) and the system
     /// has none; otherwise any driver error.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     #[track_caller]
     pub fn build(self) -> Result<Arena> {
-        let Self {
-            device,
-            reuse,
-            mut max,
-            max_share,
-            initial,
-            slack,
-            threshold,
-            mut peers,
-            fallback,
-            background,
-        } = self;
-        if slack.is_nan() || slack < 1.0 {
+        if self.slack.is_nan() || self.slack < 1.0 {
             return Err(Error::invalid(format!(
-                "a slack of {slack}; an arena holds at least 1.0 times what the program has"
+                "a slack of {}; an arena holds at least 1.0 times what the program has",
+                self.slack
             )));
         }
-        if max_share.is_nan() || max_share <= 0.0 {
+        if self.max_share.is_nan() || self.max_share <= 0.0 {
             return Err(Error::invalid(format!(
-                "a share of {max_share} of the device's memory; it is more than 0.0"
+                "a share of {} of the device's memory; it is more than 0.0",
+                self.max_share
             )));
         }
+        let (threshold, background) = (self.threshold, self.background);
+        let arena = match self.source.clone() {
+            Source::Device(device) => self.of_device(device)?,
+            Source::Upstream(upstream) => self.of_upstream(upstream)?,
+        };
+        start(arena, threshold, background)
+    }
+
+    #[track_caller]
+    fn of_device(self, device: Device) -> Result<Arena> {
+        let (mut max, mut peers) = (self.max, self.peers);
         let total = device.total_memory()?;
-        if max_share < 1.0 {
-            max = max.min((total as f64 * max_share) as u64);
+        if self.max_share < 1.0 {
+            max = max.min((total as f64 * self.max_share) as u64);
         }
         for peer in &peers {
             let driver = device.driver();
             driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
         }
         peers.retain(|peer| *peer != device);
-        let initial = initial.min(max).min(total);
+        let initial = self.initial.min(max).min(total);
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
             let mut properties = MemoryProperties::of_device(device);
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            let arena = assemble(Backing::Vmm(vmm), properties, reuse, (initial, slack));
-            return start(arena, threshold, background);
+            let sizes = (initial, self.slack);
+            return Ok(assemble(Backing::Vmm(vmm), properties, self.reuse, sizes));
         }
-        if fallback == Fallback::Refuse || !peers.is_empty() {
+        if self.fallback == Fallback::Refuse || !peers.is_empty() {
             return Err(Error::not_supported(format!(
                 "{device} has no virtual memory management, and taking blocks of its default resource \
                  was refused or would not reach other devices"
@@ -260,8 +269,31 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
-        let arena = assemble(backing, properties, reuse, (initial, slack));
-        start(arena, threshold, background)
+        Ok(assemble(
+            backing,
+            properties,
+            self.reuse,
+            (initial, self.slack),
+        ))
+    }
+
+    #[track_caller]
+    fn of_upstream(self, upstream: Resource) -> Result<Arena> {
+        if !self.peers.is_empty() || self.max_share.is_finite() {
+            return Err(Error::invalid(format!(
+                "an arena over {upstream:?} is accessible from where that is, and has no share of a device; set \
+                 `max_bytes` instead"
+            )));
+        }
+        let properties = upstream.memory_properties();
+        let initial = self.initial.min(self.max);
+        let backing = Backing::Upstream(Upstream::new(upstream, self.max));
+        Ok(assemble(
+            backing,
+            properties,
+            self.reuse,
+            (initial, self.slack),
+        ))
     }
 
     #[track_caller]

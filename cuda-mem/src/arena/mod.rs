@@ -59,6 +59,7 @@ mod sync {
 }
 
 pub use builder::ArenaBuilder;
+use builder::Source;
 pub use capture_pool::CapturePool;
 pub use pin::ArenaPin;
 pub use sleep::SleepContents;
@@ -318,7 +319,26 @@ fn units(bytes: usize) -> Option<u32> {
 impl Arena {
     /// An arena for the memory of this device. See [`ArenaBuilder`].
     pub fn builder(device: &Device) -> ArenaBuilder {
-        ArenaBuilder::new(*device)
+        ArenaBuilder::new(Source::Device(*device))
+    }
+
+    /// An arena that sub-allocates blocks of another resource, with settings. See [`over`](Self::over).
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, ReusePolicy};
+    /// use cuda_mem::memory::PinnedResource;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let staging = Arena::builder_over(PinnedResource::new(driver))
+    ///     .reuse(ReusePolicy::ALLOW_OPPORTUNISTIC) // only what the host knows to be done
+    ///     .max_bytes(1 << 30)
+    ///     .build()?;
+    /// # drop(staging);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn builder_over(upstream: impl MemoryResource + 'static) -> ArenaBuilder {
+        ArenaBuilder::new(Source::Upstream(Resource::new(upstream)))
     }
 
     /// An arena that sub-allocates blocks of another resource, such as pinned or managed memory. The resource must live

@@ -96,7 +96,8 @@ fn a_completion_outlives_its_event(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+/// Alone, because freeing pinned memory waits for the device (R131).
+#[apply(case_alone)]
 fn many_tasks_wait_on_few_threads(env: &Environment) -> Result<()> {
     const LEN: usize = 1000;
     let (context, pool) = (env.context()?, env.pool()?);
@@ -125,7 +126,8 @@ fn many_tasks_wait_on_few_threads(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+/// Alone, because freeing pinned memory waits for the device (R131).
+#[apply(case_alone)]
 fn futures_that_are_dropped_leave_nothing(env: &Environment) -> Result<()> {
     let _calm = env.shared();
     let stream = env.stream()?;

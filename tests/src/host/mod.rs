@@ -3,6 +3,7 @@
 //! These bodies run in a program of their own: freeing pinned memory holds up every other call of the
 //! process until the device is idle (R131), so a test that holds a stream beside it would wait for ever.
 
+mod in_place;
 mod leaks;
 mod loans;
 mod pinned;

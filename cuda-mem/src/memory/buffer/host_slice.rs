@@ -1,13 +1,71 @@
-//! Memory of a buffer as a host slice, for types whose memory the host can access.
+//! Memory of a buffer as a host slice, where the host can access it.
 
 use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
 use super::DeviceBuffer;
-use crate::base::error::Result;
+use super::deallocator::Deallocator;
+use crate::base::error::{Error, Result};
+use crate::driver::pointer::MemoryKind;
 
 impl<T: Pod> DeviceBuffer<T> {
+    /// The elements, for the host to read in place, if a [`Resource`](crate::Resource) of host memory has allocated
+    /// them: a [`PinnedResource`](crate::memory::PinnedResource), a pool of the host, or an arena over one. Synchronises
+    /// the buffer's stream, after it has waited for pending writes of other streams. While the slice is borrowed,
+    /// nothing writes to the buffer; devices may read it too.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for other memory; [`Capturing`](crate::ErrorKind::Capturing)
+    /// while the stream is captured; otherwise any driver error.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver};
+    /// use cuda_mem::memory::PinnedResource;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let stream = driver.device(0)?.primary_context()?.stream()?;
+    /// let staging = Arena::over(PinnedResource::new(driver));
+    /// let mut numbers = staging.alloc::<u32>(&stream, 3)?;
+    /// numbers.host_mut()?.copy_from_slice(&[1, 2, 3]);
+    /// assert_eq!(numbers.host()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host(&self) -> Result<&[T]> {
+        self.require_host()?;
+        // SAFETY: the resource says that the host reaches its memory at its address, and aligned it for the elements.
+        unsafe { self.host_slice() }
+    }
+
+    /// The elements, for the host to change in place. Synchronises the buffer's stream, after it has waited for other
+    /// streams that still use the buffer. While the slice is borrowed, nothing else uses the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`host`](Self::host).
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        self.require_host()?;
+        // SAFETY: as in `host`.
+        unsafe { self.host_slice_mut() }
+    }
+
+    fn require_host(&self) -> Result<()> {
+        if let Deallocator::Resource(resource, _) = &*self.deallocator
+            && resource.memory_kind() == MemoryKind::Host
+            && resource.memory_properties().host
+        {
+            return Ok(());
+        }
+        Err(Error::not_supported(format!(
+            "{} was not allocated by a resource of host memory; copy it with `copy_to`, or allocate it there",
+            self.in_words()
+        )))
+    }
+
     /// The elements, for the host to read. Makes the stream wait for writes of other streams, then synchronises it.
     /// While the slice is borrowed nothing writes to the buffer; devices may read it too.
     ///
