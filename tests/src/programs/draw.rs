@@ -201,7 +201,13 @@ fn graph_step() -> impl Strategy<Value = GraphStep> {
 fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
     let number = any::<u8>;
     let contents = prop_oneof![Just(SleepContents::Keep), Just(SleepContents::Discard)];
-    let lend = prop_oneof![Just(Lend::Guard), Just(Lend::Read), Just(Lend::Leak)];
+    let lend = prop_oneof![
+        Just(Lend::Guard),
+        Just(Lend::Read),
+        Just(Lend::Leak),
+        Just(Lend::Halves),
+        Just(Lend::LeakHalf),
+    ];
     let moved = prop_oneof![Just(Move::SetStream), Just(Move::Raw)];
     let stream = prop_oneof![
         3 => Just(NewStream::Own),

@@ -17,12 +17,13 @@ impl State<'_> {
         let Some(place) = self.usable(value)? else {
             return Ok(());
         };
-        let word = self.word();
+        let (word, second) = (self.word(), self.word());
         let slot = self.slot(slot)?;
         let (name, other, owner) = (slot.name, slot.stream.clone(), slot.owner);
         // Other threads cannot wait for a per-thread stream.
         let lend = match lend {
             Lend::Leak if owner.is_some() => Lend::Guard,
+            Lend::LeakHalf if owner.is_some() => Lend::Halves,
             lend => lend,
         };
         let line = format!(
@@ -54,6 +55,25 @@ impl State<'_> {
             };
             there.fill(word)?;
             value.content.forget();
+            return Ok(());
+        }
+        if matches!(lend, Lend::Halves | Lend::LeakHalf) && (2..=LONG).contains(&len) {
+            let mid = len / 2;
+            let mut rest = value.content.part(mid, len - mid);
+            {
+                let mut all = value.all();
+                let (low, mut high) = all.split_at_mut(mid)?;
+                let mut low = low.on(&other)?;
+                low.fill(word)?;
+                if matches!(lend, Lend::LeakHalf) {
+                    std::mem::forget(low);
+                } else {
+                    high.fill(second)?;
+                    rest = Content::whole(len - mid, Some(second));
+                }
+            }
+            value.content = Content::whole(mid, Some(word));
+            value.content.append(&rest);
             return Ok(());
         }
         let mut loan = on_buffer!(&mut value.kind, buffer => buffer.as_mut_slice().on(&other))?;

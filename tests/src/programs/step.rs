@@ -86,6 +86,10 @@ pub(super) enum Lend {
     Guard,
     Leak,
     Read,
+    /// One half on the other stream, the other half at home meanwhile.
+    Halves,
+    /// Half of it, by a slice that is leaked.
+    LeakHalf,
 }
 
 #[derive(Clone, Copy, Debug)]

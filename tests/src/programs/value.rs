@@ -133,7 +133,7 @@ impl Value {
     }
 
     /// All elements.
-    fn all(&mut self) -> DeviceSliceMut<'_, u32> {
+    pub(super) fn all(&mut self) -> DeviceSliceMut<'_, u32> {
         on_buffer!(&mut self.kind, buffer => buffer.as_mut_slice())
     }
 
