@@ -84,10 +84,40 @@ pub use memory::{
 };
 pub use stream::{Context, Event, Stream};
 
-/// Compiles and runs the code on the book's page.
+/// The book's pages with Rust code, which the doctests compile and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/src/getting-started.md")]
-struct GettingStarted;
+mod book {
+    macro_rules! pages {
+        ($($name:ident $path:literal)*) => {
+            $(#[doc = include_str!($path)] struct $name;)*
+        };
+    }
+
+    pages! {
+        Arena "../../docs/src/arena.md"
+        Devices "../../docs/src/devices.md"
+        Fallback "../../docs/src/fallback.md"
+        FromCudarc "../../docs/src/from-cudarc.md"
+        FromRmm "../../docs/src/from-rmm.md"
+        GettingStarted "../../docs/src/getting-started.md"
+        Graphs "../../docs/src/graphs.md"
+        HostMemory "../../docs/src/host-memory.md"
+        Ledger "../../docs/src/ledger.md"
+        Managed "../../docs/src/managed.md"
+        Modules "../../docs/src/modules.md"
+        OrderAndOwnership "../../docs/src/order-and-ownership.md"
+        OutOfMemory "../../docs/src/out-of-memory.md"
+        Performance "../../docs/src/performance.md"
+        Placement "../../docs/src/placement.md"
+        Pools "../../docs/src/pools.md"
+        Replay "../../docs/src/replay.md"
+        Resources "../../docs/src/resources.md"
+        Troubleshooting "../../docs/src/troubleshooting.md"
+        VirtualMemory "../../docs/src/virtual-memory.md"
+        Visibility "../../docs/src/visibility.md"
+        Windows "../../docs/src/windows.md"
+    }
+}
 
 #[cfg(test)]
 cuda_mem_watchdog::watch_program!();
