@@ -112,6 +112,7 @@ mod book {
         Pools "../../docs/src/pools.md"
         Replay "../../docs/src/replay.md"
         Resources "../../docs/src/resources.md"
+        Tasks "../../docs/src/tasks.md"
         Troubleshooting "../../docs/src/troubleshooting.md"
         VirtualMemory "../../docs/src/virtual-memory.md"
         Visibility "../../docs/src/visibility.md"
