@@ -9,7 +9,7 @@ use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::ledger::{self, Item};
 use crate::memory::pool::{explain_refusal, free_harmlessly};
 use crate::memory::resource::CAPTURED;
-use crate::memory::slice::{PendingUse, PendingUses};
+use crate::memory::slice::PendingUses;
 use crate::stream::epoch;
 use crate::stream::join::order;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
@@ -141,7 +141,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub(crate) fn note_use_by(&self, stream: &Stream) {
         // In a fork nothing was submitted.
         if let Some(mut pending_uses) = self.pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse::new(stream, self.span().addresses(), false));
+            pending_uses.push(stream, self.span().addresses(), false);
         }
     }
 

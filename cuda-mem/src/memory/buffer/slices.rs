@@ -133,7 +133,7 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
         self.wait_for_pending_uses()?;
-        self.as_mut_slice().on(other)
+        self.as_mut_slice().on_after_wait(other)
     }
 
     /// The buffer for reading on `other`. Like [`on`](Self::on), but the buffer may be read on several streams at a

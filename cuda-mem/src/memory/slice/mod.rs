@@ -8,7 +8,7 @@ mod transfer;
 
 pub use mutable::DeviceSliceMut;
 pub use on_stream::OnStream;
-pub(crate) use pending_uses::{PendingUse, PendingUses};
+pub(crate) use pending_uses::PendingUses;
 pub(crate) use span::Span;
 pub(crate) use transfer::pattern;
 
@@ -107,6 +107,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph; otherwise any driver error.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn read_on(self, other: &'a Stream) -> Result<DeviceSlice<'a, T, OnStream<'a>>> {
+        self.span.wait_for_pending_uses(false)?;
         let (span, binding) = self.span.lend(other, true)?;
         Ok(DeviceSlice {
             span,

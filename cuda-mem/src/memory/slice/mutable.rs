@@ -83,6 +83,15 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph; otherwise any driver error.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on(self, other: &'a Stream) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
+        self.span.wait_for_pending_uses(true)?;
+        self.on_after_wait(other)
+    }
+
+    /// As [`on`](Self::on), if the slice's stream has waited for pending uses.
+    pub(crate) fn on_after_wait(
+        self,
+        other: &'a Stream,
+    ) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
         let (span, binding) = self.span.lend(other, false)?;
         Ok(DeviceSliceMut {
             span,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytemuck::Pod;
 
-use super::pending_uses::{PendingUse, PendingUses};
+use super::pending_uses::PendingUses;
 use super::span::Span;
 use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
@@ -27,10 +27,9 @@ struct Borrowed<'a> {
 }
 
 impl<'a, T: Pod> Span<'a, T> {
-    /// The same memory in the order of `other`.
+    /// The same memory in the order of `other`. Its own stream has waited for pending uses.
     pub(super) fn lend(self, other: &'a Stream, reads: bool) -> Result<(Self, OnStream<'a>)> {
         self.require_reach_in(other.context())?;
-        self.wait_for_pending_uses(!reads)?;
         let home = self.stream;
         if home == other || self.size_bytes() == 0 {
             let waited = self.waited;
@@ -41,9 +40,7 @@ impl<'a, T: Pod> Span<'a, T> {
             return Err(Error::not_supported(text.to_owned()));
         };
         order(home.as_ref(), other.as_ref())?;
-        let pending_use = PendingUse::new(other, self.addresses(), reads);
-        let number = pending_use.number;
-        pending_uses.lock()?.push(pending_use);
+        let number = pending_uses.lock()?.push(other, self.addresses(), reads);
         let borrowed = Borrowed {
             home,
             other,

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -12,7 +11,7 @@ use crate::stream::Stream;
 /// A stream that may still use part of a memory.
 #[derive(Clone)]
 pub(crate) struct PendingUse {
-    /// Higher than that of every earlier use.
+    /// Higher than that of every earlier use of the memory.
     pub(super) number: u64,
     pub(crate) stream: Stream,
     /// What it uses, so that parts of one memory can be used on several streams at the same time.
@@ -22,16 +21,6 @@ pub(crate) struct PendingUse {
 }
 
 impl PendingUse {
-    pub(crate) fn new(stream: &Stream, bytes: Range<CUdeviceptr>, reads: bool) -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self {
-            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
-            stream: stream.clone(),
-            bytes,
-            reads,
-        }
-    }
-
     /// Whether a use of `bytes` has to wait for this one.
     pub(super) fn is_in_the_way(&self, bytes: &Range<CUdeviceptr>, writes: bool) -> bool {
         (writes || !self.reads) && self.bytes.start < bytes.end && bytes.start < self.bytes.end
@@ -40,8 +29,14 @@ impl PendingUse {
 
 /// A list that is nearly always empty. An empty list is one word, and one check when the buffer ends.
 #[derive(Clone, Default)]
-#[expect(clippy::box_collection, reason = "it is in every buffer")]
-pub(crate) struct PendingUses(Option<Box<Vec<PendingUse>>>);
+pub(crate) struct PendingUses(Option<Box<List>>);
+
+#[derive(Clone, Default)]
+struct List {
+    /// The number of the last use.
+    last: u64,
+    uses: Vec<PendingUse>,
+}
 
 /// Only the check for an empty list is inlined where a buffer ends; the loop over a list stays out of line.
 impl Drop for PendingUses {
@@ -55,25 +50,33 @@ impl Drop for PendingUses {
 
 #[cold]
 #[inline(never)]
-#[expect(clippy::box_collection, reason = "what `PendingUses` has")]
-fn drop_list(list: Box<Vec<PendingUse>>) {
+fn drop_list(list: Box<List>) {
     drop(list);
 }
 
 impl PendingUses {
-    pub(crate) fn push(&mut self, pending_use: PendingUse) {
-        self.0.get_or_insert_default().push(pending_use);
+    /// Notes a use, and returns its number.
+    pub(crate) fn push(&mut self, stream: &Stream, bytes: Range<CUdeviceptr>, reads: bool) -> u64 {
+        let list = self.0.get_or_insert_default();
+        list.last += 1;
+        list.uses.push(PendingUse {
+            number: list.last,
+            stream: stream.clone(),
+            bytes,
+            reads,
+        });
+        list.last
     }
 
     pub(crate) fn pop(&mut self) -> Option<PendingUse> {
-        self.0.as_mut()?.pop()
+        self.0.as_mut()?.uses.pop()
     }
 
     pub(super) fn remove(&mut self, number: u64) {
         if let Some(place) = self.iter().position(|it| it.number == number)
-            && let Some(pending_uses) = &mut self.0
+            && let Some(list) = &mut self.0
         {
-            pending_uses.swap_remove(place);
+            list.uses.swap_remove(place);
         }
     }
 }
@@ -83,6 +86,6 @@ impl Deref for PendingUses {
 
     #[inline]
     fn deref(&self) -> &[PendingUse] {
-        self.0.as_deref().map_or(&[], Vec::as_slice)
+        self.0.as_deref().map_or(&[], |list| &list.uses)
     }
 }

@@ -5,7 +5,6 @@ use std::ffi::c_void;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
-use super::pending_uses::PendingUse;
 use super::span::Span;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::raw;
@@ -188,7 +187,7 @@ impl<T: Pod> Span<'_, T> {
         };
         // In a fork nothing was submitted.
         if let Some(mut pending_uses) = pending_uses.lock_unless_forked() {
-            pending_uses.push(PendingUse::new(stream, self.addresses(), true));
+            pending_uses.push(stream, self.addresses(), true);
         }
     }
 
