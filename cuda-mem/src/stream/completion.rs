@@ -8,7 +8,8 @@ use std::task::{self, Poll, Waker};
 
 use cuda_driver_sys::CUevent;
 
-use crate::base::error::Result;
+use crate::base::biased::thread;
+use crate::base::error::{ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::raw;
 use crate::stream::context::Context;
@@ -18,10 +19,11 @@ use crate::stream::{Stream, StreamRef, after_wait, deferred, recording, watcher}
 /// A future that is ready once a stream has passed a point, or an event is done. From [`Stream::completion`] and
 /// [`Event::completion`].
 ///
-/// Any executor can poll it. It asks the driver when it is polled; while it is pending, one thread of this crate asks
-/// for all pending futures of the process, and wakes their tasks. That thread sleeps between two looks for an eighth of
-/// the time that it has waited, at least 20 µs and at most 1 ms, and ends when nothing is pending. Nothing is put into
-/// the stream but an event, so that the device is not held up.
+/// Any executor can poll it. The first poll asks the driver; while futures are pending, one thread of this crate asks
+/// for all of them, and wakes their tasks. That thread sleeps between two looks for an eighth of the time that it has
+/// waited, at least 20 µs and at most 1 ms, and ends when nothing is pending. Of one stream it looks at the future that
+/// was polled first, and at the others every 8 ms or when that one is done. Nothing is put into the stream but an
+/// event, so that the device is not held up. Wakers run on that thread: one that blocks holds up all others.
 ///
 /// The output is an error if the driver reports one, such as a fault of earlier asynchronous work. Dropping the future
 /// stops the wait and changes nothing else.
@@ -72,8 +74,23 @@ enum Mark {
     Stream {
         context: Context,
         event: CUevent,
-        stream: usize,
+        key: Key,
     },
+}
+
+/// What is the same for marks that are reached in order: usually a later one is not done before an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Event(usize),
+    /// Context, stream, and thread: handles of default streams are the same everywhere.
+    Stream(usize, usize, u64),
+}
+
+impl Key {
+    fn of(stream: StreamRef<'_>) -> Self {
+        let context = stream.context().as_raw().addr();
+        Self::Stream(context, stream.as_raw().addr(), thread::number())
+    }
 }
 
 #[derive(Default)]
@@ -108,11 +125,14 @@ impl StreamRef<'_> {
     #[doc(alias("cuEventRecord", "cuEventQuery", "cuLaunchHostFunc"))]
     pub fn completion(&self) -> Result<Completion> {
         let open = self.submit()?;
+        self.refuse_captured(
+            "the stream is being captured into a graph, so there is nothing to wait for",
+        )?;
         let event = self.context().take_event()?;
         let mark = Mark::Stream {
             context: self.context().clone(),
             event,
-            stream: self.as_raw().addr(),
+            key: Key::of(*self),
         };
         let completion = Completion::new(mark);
         // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
@@ -131,6 +151,8 @@ impl Event {
 }
 
 impl Mark {
+    /// In relaxed capture mode: the question would invalidate captures, also those of other libraries. If the mode
+    /// cannot be set, the answer comes later.
     fn is_done(&self) -> Result<bool> {
         let (context, event) = match self {
             Self::Event(event) => (event.context(), event.as_raw()),
@@ -138,7 +160,13 @@ impl Mark {
         };
         let table = context.driver().table();
         // SAFETY: the event is live.
-        recording::relaxed_while_capturing(table, || unsafe { raw::event::query(table, event) })
+        let query = || unsafe { raw::event::query(table, event) };
+        match recording::with_relaxed_capture_mode(table, query) {
+            Err(error) if error.kind() == ErrorKind::Capturing && error.code().is_none() => {
+                Ok(false)
+            }
+            answer => answer,
+        }
     }
 }
 
@@ -151,26 +179,27 @@ impl Drop for Mark {
 }
 
 impl Watched {
-    /// Marks in one stream have the same key: a later one is not done before an earlier one.
-    pub(super) fn key(&self) -> usize {
+    pub(super) fn key(&self) -> Key {
         match &self.mark {
-            Mark::Event(event) => Arc::as_ptr(event).addr(),
-            Mark::Stream { stream, .. } => *stream,
+            Mark::Event(event) => Key::Event(Arc::as_ptr(event).addr()),
+            Mark::Stream { key, .. } => *key,
         }
     }
 
-    /// Asks the driver. If the wait is over, the result is stored, and the waker returned.
-    pub(super) fn look(&self) -> Poll<Option<Waker>> {
-        let result = match self.mark.is_done() {
-            Ok(false) => return Poll::Pending,
-            Ok(true) => Ok(()),
-            Err(error) => Err(error),
-        };
-        let Some(mut progress) = self.progress.lock_unless_forked() else {
-            return Poll::Ready(None);
-        };
+    /// Asks the driver. The result, if the wait is over.
+    pub(super) fn look(&self) -> Poll<Result<()>> {
+        match self.mark.is_done() {
+            Ok(false) => Poll::Pending,
+            Ok(true) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Stores the result for the next poll, and returns the waker. The watcher looks at it no more.
+    pub(super) fn end(&self, result: Result<()>) -> Option<Waker> {
+        let mut progress = self.progress.lock_unless_forked()?;
         progress.result = Some(result);
-        Poll::Ready(progress.waker.take())
+        progress.waker.take()
     }
 }
 
@@ -187,11 +216,15 @@ impl Completion {
 
     /// The result, or `None` after the waker was stored for it.
     fn result_or_wait(&self, waker: &Waker) -> Result<Option<Result<()>>> {
+        // Cloned before and dropped after the lock is held: both may run code of the executor.
+        let mut new = Some(waker.clone());
         let mut progress = self.watched.progress.lock()?;
         let result = progress.result.take();
         if result.is_none() {
-            progress.waker = Some(waker.clone());
+            std::mem::swap(&mut progress.waker, &mut new);
         }
+        drop(progress);
+        drop(new);
         Ok(result)
     }
 
@@ -233,6 +266,10 @@ impl Drop for Completion {
     fn drop(&mut self) {
         if self.is_registered {
             watcher::remove(&self.watched);
+            // Here and not on the watcher's thread, which may be looking at this.
+            let progress = self.watched.progress.lock_unless_forked();
+            let waker = progress.map(|mut progress| progress.waker.take());
+            drop(waker);
         }
     }
 }

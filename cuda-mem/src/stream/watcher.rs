@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use once_cell::sync::Lazy;
 
-use super::completion::Watched;
+use super::completion::{Key, Watched};
 use crate::base::biased::thread::become_guest;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::exit::{self, Working};
@@ -19,6 +19,8 @@ use crate::base::lock::Lock;
 const NAME: &str = "cuda-mem-waits";
 /// The pauses between two looks: an eighth of the time since the last success, within these bounds.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+/// How often those behind the first of a queue are looked at, too.
+const ALL: Duration = Duration::from_millis(8);
 /// The thread ends after this long without work.
 const LINGER: Duration = Duration::from_millis(200);
 
@@ -28,7 +30,7 @@ static WORK: Condvar = Condvar::new();
 #[derive(Default)]
 struct State {
     /// Those with one key, in the order in which they came. The first one is usually the first to be done.
-    queues: HashMap<usize, VecDeque<Arc<Watched>>>,
+    queues: HashMap<Key, VecDeque<Arc<Watched>>>,
     is_running: bool,
 }
 
@@ -81,30 +83,43 @@ impl State {
 /// The main loop of the thread.
 fn serve() {
     become_guest();
-    let mut last = Instant::now();
+    let (mut last, mut last_all) = (Instant::now(), Instant::now());
     loop {
         let pause = (last.elapsed() / 8).clamp(PAUSES.0, PAUSES.1);
-        let Some(watched) = next(pause == PAUSES.1, &mut last) else {
+        let all = last_all.elapsed() >= ALL;
+        if all {
+            last_all = Instant::now();
+        }
+        let Some(watched) = next(all, &mut last) else {
             return;
         };
         let Some(working) = Working::begin() else {
             return;
         };
-        let mut wakers = Vec::new();
-        for watched in watched {
-            look(&watched, &mut wakers);
-        }
-        drop(working);
-        if wakers.is_empty() {
-            thread::sleep(pause);
-        } else {
+        // The last owner of a context, or of what a task owns, may end here, and panic.
+        let woke = guarded(|| {
+            let mut wakers = Vec::new();
+            for watched in watched {
+                look(watched, &mut wakers);
+            }
+            drop(working);
+            wakers.into_iter().fold(false, |_, waker: Waker| {
+                guarded(|| waker.wake());
+                true
+            })
+        });
+        if woke.unwrap_or(true) {
             last = Instant::now();
-        }
-        for waker in wakers {
-            // A panic of an executor has been reported by the panic hook.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        } else {
+            thread::sleep(pause);
         }
     }
+}
+
+/// A panic has been reported by the panic hook. What it carries may panic when it is dropped.
+fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
+    let ran = catch_unwind(AssertUnwindSafe(run));
+    ran.map_err(std::mem::forget).ok()
 }
 
 /// What there is to look at; waits if there is nothing. `None` if the thread ends.
@@ -123,17 +138,18 @@ fn next(all: bool, last: &mut Instant) -> Option<Vec<Arc<Watched>>> {
 }
 
 /// Looks at one. If it is done, so may be those behind it.
-fn look(watched: &Arc<Watched>, wakers: &mut Vec<Waker>) {
-    let mut at = Some(Arc::clone(watched));
+fn look(watched: Arc<Watched>, wakers: &mut Vec<Waker>) {
+    let mut at = Some(watched);
     while let Some(watched) = at.take() {
-        let Poll::Ready(waker) = watched.look() else {
+        let Poll::Ready(result) = watched.look() else {
             return;
         };
-        wakers.extend(waker);
+        // First this: once there is a result, the future may be polled again, and be added again.
         if let Some(mut state) = STATE.lock_unless_forked() {
             state.remove(&watched);
             let queue = state.queues.get(&watched.key());
             at = queue.and_then(VecDeque::front).cloned();
         }
+        wakers.extend(watched.end(result));
     }
 }

@@ -1,21 +1,26 @@
 //! Futures: what they wait for, who wakes them, and what is left when they are dropped.
 
+use std::alloc::Layout;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::interop::CaptureMode;
-use cuda_mem::memory::{LimitAdaptor, StatisticsAdaptor};
-use cuda_mem::{ErrorKind, Resource};
+use cuda_mem::kernel::Launch;
+use cuda_mem::memory::{AlignedAdaptor, LimitAdaptor, MemoryProperties, StatisticsAdaptor};
+use cuda_mem::{DeviceBuffer, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::executor::{block_on, run_all};
+use crate::foreign;
 use crate::forks::ends_well;
 use crate::hold::hold;
+use crate::modules::load;
 
 /// Longer than any wake-up takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -298,5 +303,225 @@ fn in_a_fork_no_future_waits(env: &Environment) -> Result<()> {
     ends_well(child)?;
     drop(held);
     block_on(future)?;
+    Ok(())
+}
+
+#[apply(case)]
+fn a_future_behind_another_of_its_stream_is_woken(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (stream, busy) = (env.stream()?, env.stream()?);
+    let spin = load(&env.context()?)?.function("spin")?;
+    let held = hold(&stream)?;
+    let mut early = pin!(stream.completion()?);
+    // SAFETY: it touches no memory.
+    unsafe { spin.launch(&stream, Launch::over(1, 1), (600_000_000_u64,)) }?;
+    let mut late = pin!(stream.completion()?);
+    let count = Arc::<Count>::default();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Others succeed all the time.
+        let others = scope.spawn(|| -> cuda_mem::Result<()> {
+            while !stop.load(Ordering::Relaxed) {
+                block_on(busy.completion()?)?;
+            }
+            Ok(())
+        });
+        let pending = poll(late.as_mut(), &Arc::default()).is_pending()
+            && poll(early.as_mut(), &count).is_pending();
+        drop(held);
+        let woken = count.wait(1);
+        let late_is_done = stream.is_done();
+        stop.store(true, Ordering::Relaxed);
+        others
+            .join()
+            .map_err(|_| anyhow::anyhow!("it panicked"))??;
+        woken?;
+        ensure!(
+            pending && !late_is_done?,
+            "it was woken with the one behind it"
+        );
+        Ok(())
+    })?;
+    block_on(early)?;
+    block_on(late)?;
+    Ok(())
+}
+
+/// Alone, because the panic hook prints.
+#[apply(case_alone)]
+fn a_waker_that_panics_stops_no_other_future(env: &Environment) -> Result<()> {
+    struct Payload;
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                panic!("on purpose, by what a panic carries");
+            }
+        }
+    }
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::panic_any(Payload);
+        }
+    }
+    let stream = env.stream()?;
+    for _ in 0..3 {
+        let held = hold(&stream)?;
+        let mut future = pin!(stream.completion()?);
+        let waker = Waker::from(Arc::new(Panics));
+        ensure!(
+            future
+                .as_mut()
+                .poll(&mut Context::from_waker(&waker))
+                .is_pending()
+        );
+        let mut other = pin!(stream.completion()?);
+        let count = Arc::<Count>::default();
+        ensure!(poll(other.as_mut(), &count).is_pending());
+        drop(held);
+        count.wait(1)?;
+    }
+    Ok(())
+}
+
+/// Alone, because other tests' calls would spoil the capture.
+#[apply(case_alone)]
+fn completions_leave_captures_of_others_alone(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let held = hold(&other)?;
+    let mut future = pin!(other.completion()?);
+    ensure!(poll(future.as_mut(), &Arc::default()).is_pending());
+    for mode in [0, 1, 2] {
+        foreign::begin(&stream, mode)?;
+        let refused = stream.completion().err().map(|error| error.kind());
+        std::thread::sleep(Duration::from_millis(10));
+        let polled = poll(future.as_mut(), &Arc::default());
+        foreign::end_well(&stream)?;
+        ensure!(refused == Some(ErrorKind::Capturing), "{refused:?}");
+        ensure!(polled.is_pending(), "{polled:?}");
+    }
+    drop(held);
+    block_on(future)?;
+    Ok(())
+}
+
+/// A resource that panics, before or after its upstream has allocated.
+#[derive(Debug)]
+struct Panicking {
+    upstream: Resource,
+    first: bool,
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl MemoryResource for Panicking {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        if !self.first {
+            self.upstream.allocate(layout, stream)?;
+        }
+        panic!("on purpose");
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.upstream.deallocate(address, layout, stream) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.upstream.memory_properties()
+    }
+}
+
+/// Alone, because the panic hook prints.
+#[apply(case_alone)]
+fn a_panic_leaves_the_limit_as_it_was(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let panics = |limit: &LimitAdaptor<Resource>, resource: &Resource| {
+        let alloc = limit.alloc_when_free::<u8>(resource, &stream, 900);
+        catch_unwind(AssertUnwindSafe(|| block_on(alloc))).is_err()
+    };
+    // Below the limit, and above it, where the request has not come to the limit yet.
+    let upstream = Resource::from(env.pool()?);
+    let below = Panicking {
+        upstream,
+        first: true,
+    };
+    let limit = Arc::new(LimitAdaptor::new(Resource::new(below), 1000));
+    ensure!(panics(&limit, &Resource::from(Arc::clone(&limit))));
+    ensure!(limit.allocated() == 0, "{}", limit.allocated());
+
+    let limit = Arc::new(LimitAdaptor::new(Resource::from(env.pool()?), 1000));
+    let direct = Resource::from(Arc::clone(&limit));
+    let above = Panicking {
+        upstream: direct.clone(),
+        first: true,
+    };
+    ensure!(panics(&limit, &Resource::new(above)));
+    ensure!(limit.allocated() == 0, "{}", limit.allocated());
+    let buffer = direct.alloc::<u8>(&stream, 900)?;
+    let second = direct
+        .alloc::<u8>(&stream, 900)
+        .err()
+        .map(|error| error.kind());
+    ensure!(second == Some(ErrorKind::OutOfMemory), "the grant was left");
+    drop(buffer);
+    ensure!(limit.allocated() == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_waker_may_own_memory_of_the_limit(env: &Environment) -> Result<()> {
+    struct Owner {
+        _buffer: Mutex<DeviceBuffer<u8>>,
+    }
+    impl Wake for Owner {
+        fn wake(self: Arc<Self>) {}
+    }
+    let stream = env.stream()?;
+    let limit = Arc::new(LimitAdaptor::new(env.pool()?, 1000));
+    let resource = Resource::from(Arc::clone(&limit));
+    let owned = resource.alloc::<u8>(&stream, 600)?;
+    let rest = resource.alloc::<u8>(&stream, 300)?;
+    let mut future = pin!(limit.alloc_when_free::<u8>(&resource, &stream, 900));
+    let waker = Waker::from(Arc::new(Owner {
+        _buffer: Mutex::new(owned),
+    }));
+    ensure!(
+        future
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    drop(waker);
+    // The last poll's waker is dropped, and with it the buffer.
+    let count = Arc::<Count>::default();
+    ensure!(poll(future.as_mut(), &count).is_pending());
+    ensure!(limit.allocated() == 300);
+    drop(rest);
+    count.wait(1)?;
+    ensure!(block_on(future)?.len() == 900);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_resource_above_the_limit_may_ask_for_more(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let limit = LimitAdaptor::new(env.pool()?, 10_000).with_wait_timeout(LONG);
+    let limit = Arc::new(limit);
+    let aligned = Resource::new(AlignedAdaptor::new(Arc::clone(&limit), 4096)?);
+    let buffer = block_on(limit.alloc_when_free::<u8>(&aligned, &stream, 6000))?;
+    let allocated = limit.allocated();
+    ensure!(allocated > 6000 && allocated <= 10_000, "{allocated}");
+    // What does not fit besides is refused at once: the future would wait for itself.
+    let begun = Instant::now();
+    let error = block_on(limit.alloc_when_free::<u8>(&aligned, &stream, 100));
+    ensure!(error.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+    ensure!(begun.elapsed() < LONG / 2, "it waited");
+    drop(buffer);
+    ensure!(limit.allocated() == 0);
     Ok(())
 }

@@ -267,6 +267,7 @@ fn what_cannot_be_recorded_leaves_the_capture_alone(env: &Environment) -> Result
     let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
     let outside = pool.alloc_zeroed::<u32>(&other, 1000)?;
     let mut target = pool.alloc_zeroed::<u32>(&other, 1000)?;
+    let mut staging = env.context()?.pinned::<u32>(1000)?.lend(&stream)?;
     let (graph, left) = stream.capture(CaptureMode::default(), |capture| {
         let mut memory = capture.alloc::<u32>(1000)?;
         for refused in [
@@ -274,6 +275,9 @@ fn what_cannot_be_recorded_leaves_the_capture_alone(env: &Environment) -> Result
             memory.as_slice().to_vec().map(drop),
             memory.as_mut_slice().copy_from_device(&outside),
             target.copy_from_device(&memory),
+            staging.copy_from(&memory),
+            staging.copy_to(&mut memory),
+            memory.as_mut_slice().copy_from_device(&staging),
         ] {
             let error = refused.expect_err("it would end the capture");
             assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
@@ -291,6 +295,7 @@ fn what_cannot_be_recorded_leaves_the_capture_alone(env: &Environment) -> Result
             .copy_from_device(&high.slice(..250)?)?;
         Ok(memory.persist())
     })?;
+    ensure!(*staging.take_back()? == [0; 1000]);
     let mut exec = graph.instantiate(Instantiate::AutoFree)?;
     exec.launch(&stream)?;
     let mut left = exec.left(&left)?;

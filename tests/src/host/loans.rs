@@ -242,6 +242,7 @@ fn a_leaked_slice_of_it_is_waited_for(env: &Environment) -> Result<()> {
     there.fill(7)?;
     std::mem::forget(there);
     ensure!(stream.is_done()?, "nothing has waited yet");
+    ensure!(!staging.is_done()?, "the other stream still uses it");
     let back = std::thread::spawn(move || staging.take_back());
     std::thread::sleep(std::time::Duration::from_millis(20));
     ensure!(

@@ -1,12 +1,14 @@
 //! Memory resources on two devices.
 
 use anyhow::{Result, bail, ensure};
+use cuda_mem::interop::CaptureMode;
 use cuda_mem::memory::{
     DeviceVec, DirectResource, ManagedResource, PinnedResource, PrefetchAdaptor,
 };
 use cuda_mem::{ErrorKind, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
+use crate::hold::hold;
 
 fn streams(env: &Environment) -> Result<[Stream; 2]> {
     let stream = |ordinal| env.driver.device(ordinal)?.primary_context()?.stream();
@@ -68,5 +70,34 @@ fn each_device_has_its_own_current_resource(env: &Environment) -> Result<()> {
     ensure!(near.resource() == &pinned && near.device().is_none());
     ensure!(far.device() == Some(there.device()));
     ensure!(near.to_vec()? == far.to_vec()?);
+    Ok(())
+}
+
+/// The driver waits for the streams of the memory's own device when host memory ends, and for no others.
+#[apply(case_of_two)]
+fn host_memory_that_ends_in_a_capture_waits_for_both_devices(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let devices = env.driver.devices()?;
+    let contexts = [devices[0].primary_context()?, devices[1].primary_context()?];
+    let (here, there) = (contexts[0].stream()?, contexts[1].stream()?);
+    let boxed = vec![1_u8; 1 << 20].into_boxed_slice();
+    let mut memory = contexts[0]
+        .register_boxed(boxed, cuda_mem::mapped::RegisterFlags::default())?
+        .lend(&here)?;
+    let held = hold(&there)?;
+    let mut slice = memory.as_mut_slice()?.on(&there)?;
+    slice.fill(7)?;
+    std::mem::forget(slice);
+    let (graph, ()) = here.capture(CaptureMode::Relaxed, |_| {
+        drop(memory);
+        Ok(())
+    })?;
+    drop(graph);
+    // Nothing that waits here may end the memory: the other device's work would fault.
+    here.synchronize()?;
+    contexts[0].synchronize()?;
+    drop(held);
+    there.synchronize()?;
+    here.synchronize()?;
     Ok(())
 }

@@ -201,7 +201,7 @@ const TRIAL: Answer = Answer {
     when: When::If(|| REFUSED.swap(false, Ordering::Relaxed)),
 };
 
-const CORE: &[Answer] = &[STUB, UNKNOWN_ADDRESS, NOT_READY, TRIAL];
+const CORE: &[Answer] = &[CAPTURES, STUB, UNKNOWN_ADDRESS, NOT_READY, TRIAL];
 
 const RESOURCES: &[Answer] = &[
     STUB,

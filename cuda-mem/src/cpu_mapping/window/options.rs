@@ -143,7 +143,7 @@ impl CpuMappingOptions {
     /// ```
     #[track_caller]
     pub fn open<'a, B: Mappable>(&self, buffer: &'a mut B) -> Result<CpuMapping<'a, B::Element>> {
-        CpuMapping::open(buffer.device_buffer(), self)
+        buffer.open_mapping(self)
     }
 }
 
@@ -157,8 +157,11 @@ mod sealed {
     pub trait Buffer {
         type Element: Pod;
 
-        /// Callers must not replace the buffer.
-        fn device_buffer(&mut self) -> &mut DeviceBuffer<Self::Element>;
+        // Not the buffer inside: it could be exchanged for another one through a bound on this trait.
+        fn open_mapping(
+            &mut self,
+            options: &CpuMappingOptions,
+        ) -> Result<CpuMapping<'_, Self::Element>>;
     }
 }
 
@@ -166,6 +169,16 @@ mod sealed {
 /// [`DeviceVec`](crate::memory::DeviceVec), pass `&mut *vec`.
 ///
 /// This trait is sealed.
+///
+/// The buffer inside of another one cannot be taken out through it:
+///
+/// ```compile_fail,E0599
+/// # use cuda_mem::DeviceBuffer;
+/// # use cuda_mem::cpu_mapping::Mappable;
+/// fn inner<B: Mappable>(buffer: &mut B) -> &mut DeviceBuffer<B::Element> {
+///     buffer.device_buffer() // error: no such method
+/// }
+/// ```
 pub trait Mappable: sealed::Buffer {}
 
 macro_rules! mappable {
@@ -173,8 +186,9 @@ macro_rules! mappable {
         impl<T: Pod> sealed::Buffer for $name<T> {
             type Element = T;
 
-            fn device_buffer(&mut self) -> &mut DeviceBuffer<T> {
-                $inner(self)
+            #[track_caller]
+            fn open_mapping(&mut self, options: &CpuMappingOptions) -> Result<CpuMapping<'_, T>> {
+                CpuMapping::open($inner(self), options)
             }
         }
 

@@ -70,10 +70,15 @@ impl GraphExec {
         left: &PersistentAllocation<T>,
     ) -> Result<DeviceSliceMut<'_, T>> {
         let block = Graph::block(&self.parts, left)?;
+        let (owned, address) = (block.owned, block.address);
+        // Other graphs of a capture pool may still use the memory.
+        if let Some(keeper) = owned.and_then(|owned| self.parts.owned.get_mut(owned)) {
+            keeper.buffer.wait_for_pending_uses()?;
+        }
         // Memory that the graph keeps always exists.
-        let keeper = block.owned.and_then(|owned| self.parts.owned.get(owned));
+        let keeper = owned.and_then(|owned| self.parts.owned.get(owned));
         let alive = self.alive.as_ref();
-        let alive = alive.filter(|it| it.blocks.iter().any(|it| it.address == block.address));
+        let alive = alive.filter(|it| it.blocks.iter().any(|it| it.address == address));
         let stream = match (keeper, alive) {
             (Some(keeper), _) => keeper.buffer.stream(),
             (None, Some(alive)) => &alive.stream,

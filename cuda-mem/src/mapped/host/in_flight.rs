@@ -204,13 +204,21 @@ impl<H: HostMemory> InFlightBuffer<H> {
         ))
     }
 
-    /// Whether the stream has completed all work submitted with the memory so far. Does not wait.
+    /// Whether the stream has completed all work submitted with the memory so far, and so have other streams where a
+    /// slice of it was leaked. Does not wait.
     ///
     /// # Errors
     ///
     /// Any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
+        // Cloned out: the driver is not called under the lock.
+        let pending_uses = self.pending_uses.lock()?.clone();
+        for pending_use in &*pending_uses {
+            if !pending_use.stream.is_done()? {
+                return Ok(false);
+            }
+        }
         self.stream.is_done()
     }
 
@@ -305,7 +313,11 @@ pub(super) fn taken_back() -> Error {
 
 /// Memory that was dropped while its stream was captured. If it is never released, it leaks rather than being freed
 /// while the stream uses it.
-struct EndedLoan<H>(Option<mem::ManuallyDrop<H>>);
+struct EndedLoan<H> {
+    host: Option<mem::ManuallyDrop<H>>,
+    /// Other streams that may still use it: the driver waits for those of one device only (R131).
+    pending_uses: PendingUses,
+}
 
 impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
     fn waits_for_stream(&self) -> bool {
@@ -313,8 +325,16 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
     }
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        while let Some(pending_use) = self.pending_uses.last() {
+            // A later try finds it done.
+            if !pending_use.stream.is_done()? {
+                let text = format!("{} may still use host memory", pending_use.stream);
+                return Err(Error::capturing(text));
+            }
+            self.pending_uses.pop();
+        }
         stream.wait_unless_captured()?;
-        drop(self.0.take().map(mem::ManuallyDrop::into_inner));
+        drop(self.host.take().map(mem::ManuallyDrop::into_inner));
         Ok(())
     }
 }
@@ -330,8 +350,11 @@ impl<H: HostMemory> Drop for InFlightBuffer<H> {
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Capturing => {
-                let host = self.host.take().map(mem::ManuallyDrop::new);
-                self.stream.release_later(EndedLoan(host));
+                let ended = EndedLoan {
+                    host: self.host.take().map(mem::ManuallyDrop::new),
+                    pending_uses: mem::take(self.pending_uses.get_mut()),
+                };
+                self.stream.release_later(ended);
                 Ok(())
             }
             Err(error) => Err(error),

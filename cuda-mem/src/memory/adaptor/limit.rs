@@ -160,8 +160,10 @@ impl<U: MemoryResource> LimitAdaptor<U> {
     /// Takes the bytes of a request, before upstream is asked, so that threads together stay below the limit.
     #[inline]
     fn take(&self, bytes: u64, stream: &Stream) -> Result<Taken<'_>> {
-        if self.take_granted(bytes) {
-            return Ok(Taken(&self.budget, bytes));
+        if let Some(taken) = self.take_granted(bytes) {
+            return taken
+                .map(|()| Taken(&self.budget, bytes))
+                .map_err(|why| self.refusal(bytes, &why, ""));
         }
         let taken = match &self.wait {
             None => self

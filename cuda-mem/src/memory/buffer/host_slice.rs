@@ -11,7 +11,8 @@ use crate::driver::pointer::MemoryKind;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// The elements, for the host to read in place, if a [`Resource`](crate::Resource) of host memory has allocated
-    /// them: a [`PinnedResource`](crate::memory::PinnedResource), a pool of the host, or an arena over one. Synchronises
+    /// them: a [`PinnedResource`](crate::memory::PinnedResource), an arena over one, or the
+    /// [`Resource`](crate::Resource) of a host pool. Not memory that a pool has allocated itself. Synchronises
     /// the buffer's stream, after it has waited for pending writes of other streams. While the slice is borrowed,
     /// nothing writes to the buffer; devices may read it too.
     ///

@@ -47,7 +47,7 @@ pub const RESOURCE_ALIGNMENT: usize = 256;
 ///
 /// Memory from [`allocate`](Self::allocate) must have at least the requested size and alignment, be aligned to at
 /// least [`RESOURCE_ALIGNMENT`], and be usable by the device of the stream and as
-/// [`memory_properties`](Self::memory_properties) says. It must not be handed out again until it has been passed to
+/// [`memory_properties`](Self::memory_properties) says. Host memory must be initialised. It must not be handed out again until it has been passed to
 /// [`deallocate`](Self::deallocate) and the stream has reached that point. Zero bytes have address 0.
 ///
 /// ```

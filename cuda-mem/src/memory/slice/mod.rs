@@ -104,7 +104,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of `other` has no access to the memory;
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph; otherwise any driver error.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph on another stream than its own; otherwise any driver error.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn read_on(self, other: &'a Stream) -> Result<DeviceSlice<'a, T, OnStream<'a>>> {
         self.span.wait_for_pending_uses(false)?;

@@ -80,7 +80,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of `other` has no access to the memory;
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph; otherwise any driver error.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for memory of a graph on another stream than its own; otherwise any driver error.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on(self, other: &'a Stream) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
         self.span.wait_for_pending_uses(true)?;
@@ -153,11 +153,24 @@ impl<T: Pod, B> DeviceSliceMut<'_, T, B> {
     /// leaked, or a wait failed. Every other method does this itself; call it before using [`as_raw`](Self::as_raw).
     /// Usually there is nothing to wait for, and no driver call is made.
     ///
+    /// Not while a slice of it is read on another stream:
+    ///
+    /// ```compile_fail,E0502
+    /// # use cuda_mem::{DeviceBuffer, Stream};
+    /// # fn example(buffer: &mut DeviceBuffer<u32>, other: Stream) -> Result<(), cuda_mem::Error> {
+    /// let mut all = buffer.as_mut_slice();
+    /// let reader = all.as_slice().read_on(&other)?;
+    /// all.wait_for_pending_uses()?; // error: already borrowed
+    /// drop(reader);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Any driver error.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn wait_for_pending_uses(&self) -> Result<()> {
+    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
         self.span.wait_for_pending_uses(true)
     }
 

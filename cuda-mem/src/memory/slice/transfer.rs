@@ -91,6 +91,7 @@ impl<T: Pod> Span<'_, T> {
     ///
     /// `from` must be readable for the span's bytes until the stream is past the copy.
     pub(crate) unsafe fn submit_from(&self, from: *const c_void) -> Result<()> {
+        self.require_not_recorded()?;
         // SAFETY: the caller's; the context is current while the closure runs.
         self.submit(|queue| unsafe { self.send_from(queue, from) })
     }
@@ -101,15 +102,17 @@ impl<T: Pod> Span<'_, T> {
     ///
     /// `to` must be writable for the span's bytes until the stream is past the copy.
     pub(crate) unsafe fn submit_to(&self, to: *mut c_void) -> Result<()> {
+        self.require_not_recorded()?;
         // SAFETY: the caller's; the context is current while the closure runs.
         self.submit(|queue| unsafe { self.send_to(queue, to) })
     }
 
-    /// A copy of borrowed host memory has to be waited for, which a capture does not allow.
+    /// A copy of borrowed host memory has to be waited for, which a capture does not allow; and a graph would copy at
+    /// every launch, when the memory is the host's again, or gone.
     fn require_not_recorded(&self) -> Result<()> {
         if self.is_recorded {
             let text =
-                "a copy of a host slice cannot be recorded; give the graph a buffer, and copy that";
+                "a copy of host memory cannot be recorded; give the graph a buffer, and copy that";
             return Err(Error::invalid(text.to_owned()));
         }
         Ok(())
@@ -181,8 +184,12 @@ impl<T: Pod> Span<'_, T> {
     /// `stream` reads the range, and the range's own stream could not be made to wait for it.
     fn note_reader(&self, stream: &Stream) {
         let Some(pending_uses) = self.pending_uses else {
-            // If this fails too, the context is lost, and its work with it.
-            let _ = stream.as_ref().wait_unless_captured();
+            // Memory of a graph, whose owner waits for nothing else. One of these fails only if the stream is being
+            // captured or the context is lost.
+            let _ = stream
+                .as_ref()
+                .wait_unless_captured()
+                .or_else(|_| stream.context().synchronize());
             return;
         };
         // In a fork nothing was submitted.

@@ -50,8 +50,11 @@ struct Granted(Vec<Waker>);
 impl Granted {
     fn wake(self) {
         for waker in self.0 {
-            // Memory is freed here, also in destructors. A panic of an executor has been reported by the panic hook.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            // Memory is freed here, also in destructors. A panic of an executor has been reported by the panic hook; what
+            // it carries may panic when it is dropped.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                std::mem::forget(payload);
+            }
         }
     }
 }
@@ -138,7 +141,7 @@ impl Budget {
             let waited = begun.elapsed();
             let left = timeout.saturating_sub(waited);
             if left.is_zero() {
-                woken = self.take_out(&mut queue, &request);
+                woken.0.extend(self.take_out(&mut queue, &request).0);
                 ended = Err(Shortage::TimedOut {
                     allocated: self.allocated(),
                     waited,
@@ -176,6 +179,8 @@ impl Budget {
         if bytes > self.limit {
             return Poll::Ready(Err(Shortage::TooLarge));
         }
+        // Cloned before and dropped after the lock is held: a waker may own memory of this limit.
+        let mut new = Some(waker.clone());
         let Some(mut queue) = self.queue.lock_unless_forked() else {
             return Poll::Ready(Err(Shortage::Forked));
         };
@@ -196,9 +201,10 @@ impl Budget {
             && let Waiter::Task(place) = &own.waiter
             && let Some(mut place) = place.lock_unless_forked()
         {
-            *place = Some(waker.clone());
+            std::mem::swap(&mut *place, &mut new);
         }
         drop(queue);
+        drop(new);
         woken.wake();
         if is_queued {
             return Poll::Pending;
@@ -338,6 +344,31 @@ mod tests {
             assert_eq!(small.join().expect("no panic"), Ok(()));
         });
         assert_eq!((budget.waiting(), budget.allocated()), (0, 100));
+    }
+
+    /// A thread that gives up hands on what it has found free.
+    #[test]
+    fn a_task_is_woken_by_a_thread_that_gives_up() {
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let budget = Budget::new(1000);
+        budget.try_take(700).expect("it fits");
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut request = None;
+        assert!(budget.poll(600, &mut request, &waker).is_pending());
+        // As `give_back` does, before it looks who waits.
+        budget.allocated.fetch_sub(700, Ordering::SeqCst);
+        let ended = budget.wait(700, Duration::ZERO);
+        assert!(matches!(ended, Err(Shortage::TimedOut { .. })), "{ended:?}");
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        assert!(budget.poll(600, &mut request, &waker).is_ready());
+        budget.give_back(600);
+        assert_eq!((budget.waiting(), budget.allocated()), (0, 0));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::task::{self, Poll};
 
 use bytemuck::Pod;
 
-use super::budget::Request;
-use super::{LimitAdaptor, Taken};
+use super::LimitAdaptor;
+use super::budget::{Budget, Request, Shortage};
 use crate::base::error::Result;
 use crate::memory::buffer::{DeviceBuffer, bytes_of};
 use crate::memory::resource::{MemoryResource, Resource};
@@ -20,11 +20,14 @@ use crate::stream::Stream;
 impl<U: MemoryResource> LimitAdaptor<U> {
     /// A future that allocates `len` elements from `resource` once the limit allows it. It blocks no thread.
     ///
-    /// `resource` is a handle to this adaptor, or to a resource that allocates from it. Requests are served in order of
-    /// arrival, together with those of threads that [wait](Self::with_wait_timeout), and whether or not threads may
-    /// wait. There is no timeout: use that of your executor. Dropping the future gives up its place.
+    /// `resource` is a handle to this adaptor, or to a resource that allocates from it on the same thread. Futures and
+    /// threads that [wait](Self::with_wait_timeout) are served in order of arrival; without that setting, requests of
+    /// threads do not queue, and may overtake. There is no timeout: use that of your executor. Dropping the future
+    /// gives up its place; one that is leaked keeps it.
     ///
-    /// Tasks that each hold a part and wait for the rest wait forever.
+    /// If the resource asks the limit for more than `len` elements take, or asks twice, the future does not wait for the
+    /// rest: it is out of memory if that does not fit. Tasks that each hold a part and wait for the rest wait forever.
+    /// Wakers are called where memory is freed, so they must not allocate or wait.
     ///
     /// # Errors
     ///
@@ -78,17 +81,21 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         }
     }
 
-    /// Whether a future on this thread has taken these bytes for the request already.
+    /// Takes bytes for a request that a future on this thread makes: the future has taken some already. `None` if no
+    /// future makes it. Never waits: the future would wait for itself.
     #[inline]
-    pub(super) fn take_granted(&self, bytes: u64) -> bool {
+    pub(super) fn take_granted(&self, bytes: u64) -> Option<Result<(), Shortage>> {
         let limit = self.budget_address();
         let take = |grant: &RefCell<Option<Grant>>| {
-            grant
-                .borrow_mut()
-                .take_if(|grant| grant.limit == limit && grant.bytes == bytes)
-                .is_some()
+            let mut grant = grant.borrow_mut();
+            let grant = grant.as_mut().filter(|grant| grant.limit == limit)?;
+            let taken = match bytes.checked_sub(grant.bytes) {
+                Some(more) => self.budget.try_take(more).map(|()| 0),
+                None => Ok(grant.bytes - bytes),
+            };
+            Some(taken.map(|left| grant.bytes = left))
         };
-        GRANT.try_with(take).unwrap_or(false)
+        GRANT.try_with(take).unwrap_or_default()
     }
 }
 
@@ -104,10 +111,34 @@ pub struct LimitedAlloc<'a, U: MemoryResource, T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// Bytes that a future has taken from a limit for the request that this thread makes now.
+/// Bytes that a future has taken from a limit for the request that this thread makes now, and that the request has not
+/// used.
 struct Grant {
     limit: usize,
     bytes: u64,
+}
+
+/// A grant for the request that this thread makes while this lives. What is left of it is given back, also in a panic.
+struct Granting<'a> {
+    budget: &'a Budget,
+    outer: Option<Grant>,
+}
+
+impl<'a> Granting<'a> {
+    fn begin(budget: &'a Budget, bytes: u64) -> Self {
+        let limit = std::ptr::from_ref(budget).addr();
+        let outer = GRANT.replace(Some(Grant { limit, bytes }));
+        Self { budget, outer }
+    }
+}
+
+impl Drop for Granting<'_> {
+    fn drop(&mut self) {
+        let left = GRANT.replace(self.outer.take());
+        if let Some(left) = left.filter(|left| left.bytes > 0) {
+            self.budget.give_back(left.bytes);
+        }
+    }
 }
 
 thread_local! {
@@ -116,19 +147,8 @@ thread_local! {
 
 impl<U: MemoryResource, T: Pod> LimitedAlloc<'_, U, T> {
     fn alloc(&self, bytes: u64) -> Result<DeviceBuffer<T>> {
-        // Given back if the request does not get to the limit, or not with this size.
-        let taken = Taken(&self.limit.budget, bytes);
-        let grant = Grant {
-            limit: self.limit.budget_address(),
-            bytes,
-        };
-        let before = GRANT.replace(Some(grant));
-        let allocated = self.resource.alloc(self.stream, self.len);
-        if GRANT.replace(before).is_none() {
-            // The request has them.
-            std::mem::forget(taken);
-        }
-        allocated
+        let _granting = Granting::begin(&self.limit.budget, bytes);
+        self.resource.alloc(self.stream, self.len)
     }
 }
 
