@@ -3,9 +3,13 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
 
 struct Unpark(Thread);
 
@@ -101,4 +105,38 @@ pub fn run_all<'a, T: Send>(
     let outputs = outputs.into_iter();
     let outputs = outputs.map(|output| output.into_inner().unwrap_or_else(PoisonError::into_inner));
     outputs.flatten().collect()
+}
+
+/// Longer than any wake-up takes.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// A waker that counts.
+#[derive(Default)]
+pub(crate) struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Wakes {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Waits until there were so many.
+    pub(crate) fn wait(&self, wakes: usize) -> Result<()> {
+        let begun = Instant::now();
+        while self.count() < wakes {
+            ensure!(begun.elapsed() < LONG, "it was not woken");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// Polls once.
+pub(crate) fn poll<F: Future>(future: Pin<&mut F>, wakes: &Arc<Wakes>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(&Waker::from(Arc::clone(wakes))))
 }

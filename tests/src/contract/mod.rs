@@ -15,6 +15,7 @@ mod ipc;
 mod ipc_ends;
 mod ipc_loans;
 mod kinds;
+mod limit_futures;
 mod order;
 mod plain;
 mod pointer;
