@@ -11,6 +11,7 @@ use crate::memory::slice::{
 };
 use crate::stream::Stream;
 use crate::stream::context::Context;
+use crate::stream::join::order;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// All elements, for reading.
@@ -132,8 +133,16 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
+        self.require_reach(other)?;
         self.wait_for_pending_uses()?;
-        self.as_mut_slice().on_after_wait(other)
+        if *other == *self.stream || self.address == 0 {
+            return self.as_mut_slice().on(other);
+        }
+        order(self.stream.as_ref(), other.as_ref())?;
+        // Without the lock, which `DeviceSliceMut::on` takes.
+        let bytes = self.span().addresses();
+        let number = self.pending_uses.get_mut().push(other, bytes, false);
+        Ok(self.as_mut_slice().bound(other, number))
     }
 
     /// The buffer for reading on `other`. Like [`on`](Self::on), but the buffer may be read on several streams at a

@@ -84,20 +84,24 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on(self, other: &'a Stream) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
         self.span.wait_for_pending_uses(true)?;
-        self.on_after_wait(other)
+        Ok(Self::with(self.span.lend(other, false)?))
     }
 
-    /// As [`on`](Self::on), if the slice's stream has waited for pending uses.
-    pub(crate) fn on_after_wait(
+    /// As [`on`](Self::on), if the streams have been ordered and the use has been noted under this number.
+    pub(crate) fn bound(
         self,
         other: &'a Stream,
-    ) -> Result<DeviceSliceMut<'a, T, OnStream<'a>>> {
-        let (span, binding) = self.span.lend(other, false)?;
-        Ok(DeviceSliceMut {
+        number: u64,
+    ) -> DeviceSliceMut<'a, T, OnStream<'a>> {
+        Self::with(self.span.bind(other, number))
+    }
+
+    fn with((span, binding): (Span<'a, T>, OnStream<'a>)) -> DeviceSliceMut<'a, T, OnStream<'a>> {
+        DeviceSliceMut {
             span,
             _binding: binding,
             exclusive: PhantomData,
-        })
+        }
     }
 }
 

@@ -41,13 +41,18 @@ impl<'a, T: Pod> Span<'a, T> {
         };
         order(home.as_ref(), other.as_ref())?;
         let number = pending_uses.lock()?.push(other, self.addresses(), reads);
-        let borrowed = Borrowed {
-            home,
+        Ok(self.bind(other, number))
+    }
+
+    /// As [`lend`](Self::lend), if the streams have been ordered and the use has been noted under this number.
+    pub(super) fn bind(self, other: &'a Stream, number: u64) -> (Self, OnStream<'a>) {
+        let borrowed = self.pending_uses.map(|pending_uses| Borrowed {
+            home: self.stream,
             other,
             number,
             pending_uses,
-        };
-        Ok((self.in_order_of(other, number), OnStream(Some(borrowed))))
+        });
+        (self.in_order_of(other, number), OnStream(borrowed))
     }
 }
 
