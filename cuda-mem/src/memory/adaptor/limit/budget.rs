@@ -31,15 +31,20 @@ pub(super) struct Budget {
 #[derive(Debug)]
 pub(super) struct Request {
     bytes: u64,
-    waiter: Waiter,
+    /// For a thread that waits.
+    granted: Condvar,
+    /// For a task that waits: the waker of its last poll.
+    waker: Lock<Option<Waker>>,
 }
 
-/// What waits for a request.
-#[derive(Debug)]
-enum Waiter {
-    Thread(Condvar),
-    /// The waker of the last poll.
-    Task(Lock<Option<Waker>>),
+impl Request {
+    fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            bytes,
+            granted: Condvar::new(),
+            waker: Lock::default(),
+        })
+    }
 }
 
 /// Wakers to be called once the queue is no longer locked: an executor may run a task inside.
@@ -126,14 +131,7 @@ impl Budget {
         }
         // First this, then a look at the bytes: see above.
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let granted = Condvar::new();
-        let request = Arc::new(Request {
-            bytes,
-            waiter: Waiter::Thread(granted),
-        });
-        let Waiter::Thread(granted) = &request.waiter else {
-            return Err(Shortage::Forked);
-        };
+        let request = Request::new(bytes);
         queue.push_back(Arc::clone(&request));
         let mut woken = self.grant(&mut queue);
         let mut ended = Ok(());
@@ -157,7 +155,7 @@ impl Budget {
                 queue = locked;
                 continue;
             }
-            let slept = granted.wait_timeout(queue, left);
+            let slept = request.granted.wait_timeout(queue, left);
             queue = slept.unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(queue);
@@ -188,19 +186,13 @@ impl Budget {
         let own = request.get_or_insert_with(|| {
             // First this, then a look at the bytes: see above.
             self.waiting.fetch_add(1, Ordering::SeqCst);
-            let own = Arc::new(Request {
-                bytes,
-                waiter: Waiter::Task(Lock::default()),
-            });
+            let own = Request::new(bytes);
             queue.push_back(Arc::clone(&own));
             woken = self.grant(&mut queue);
             own
         });
         let is_queued = is_queued(&queue, own);
-        if is_queued
-            && let Waiter::Task(place) = &own.waiter
-            && let Some(mut place) = place.lock_unless_forked()
-        {
+        if is_queued && let Some(mut place) = own.waker.lock_unless_forked() {
             std::mem::swap(&mut *place, &mut new);
         }
         drop(queue);
@@ -261,15 +253,9 @@ impl Budget {
             if self.try_take(first.bytes).is_err() {
                 break;
             }
-            match &first.waiter {
-                Waiter::Thread(condvar) => condvar.notify_one(),
-                Waiter::Task(waker) => {
-                    let waker = waker
-                        .lock_unless_forked()
-                        .and_then(|mut waker| waker.take());
-                    granted.0.extend(waker);
-                }
-            }
+            first.granted.notify_one();
+            let waker = first.waker.lock_unless_forked();
+            granted.0.extend(waker.and_then(|mut waker| waker.take()));
             queue.pop_front();
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
