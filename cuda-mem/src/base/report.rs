@@ -88,6 +88,16 @@ pub(crate) fn release(object: &'static str, release: impl FnOnce() -> Result<(),
     }
 }
 
+/// Runs code that may panic where a panic must not get out: in destructors, and in functions that the system calls.
+/// `None` if it panicked, which the panic hook has reported. What the panic carries is forgotten, since its own
+/// destructor may panic.
+#[inline(always)]
+pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(run))
+        .map_err(std::mem::forget)
+        .ok()
+}
+
 #[cold]
 pub(crate) fn failed(object: &'static str, error: &Error) {
     if matches!(
@@ -102,7 +112,7 @@ pub(crate) fn failed(object: &'static str, error: &Error) {
     let hook = HOOK.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(hook) = hook {
         // A panic out of `Drop` may abort the process; a broken hook must not do that.
-        let _ = catch_unwind(AssertUnwindSafe(|| hook(&DropFailure { object, error })));
+        caught(|| hook(&DropFailure { object, error }));
     }
 }
 
@@ -169,6 +179,21 @@ pub(crate) fn watch_nvml_forks() {}
 mod tests {
     use super::*;
     use cuda_driver_sys::CUresult;
+
+    /// What a panic carries, and that panics itself when it is dropped.
+    struct Payload;
+
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("by what a panic carried");
+        }
+    }
+
+    #[test]
+    fn a_panic_and_what_it_carries_are_caught() {
+        assert_eq!(caught(|| 7), Some(7));
+        assert_eq!(caught(|| std::panic::panic_any(Payload)), None::<()>);
+    }
 
     #[test]
     fn a_failure_is_counted_and_told_and_a_late_drop_only_counted() {

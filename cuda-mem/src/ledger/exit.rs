@@ -1,12 +1,11 @@
 //! A report when the process ends.
 
 #[cfg(unix)]
-use std::panic::catch_unwind;
-
 #[cfg(unix)]
 use super::{Ledger, scope};
 #[cfg(unix)]
 use crate::base::lock::LockedOnce;
+use crate::base::report::caught;
 
 /// Whether the report will be made.
 #[cfg(unix)]
@@ -28,7 +27,7 @@ pub(super) fn report_once() -> bool {
 #[cfg(unix)]
 extern "C" fn report() {
     // A panic must not leave this function.
-    let _ = catch_unwind(|| {
+    caught(|| {
         // Empty in a fork, which ends with its parent's tables.
         let report = Ledger::report();
         if !report.is_empty() {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::Write as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::book::{self, Sum};
 use super::{LedgerLevel, LedgerReport, edition, level};
@@ -82,7 +81,7 @@ impl Drop for LedgerScope {
         match self.tell.take() {
             Some(tell) => {
                 // A panic out of `Drop` may abort the process.
-                let _ = catch_unwind(AssertUnwindSafe(|| tell(&report)));
+                crate::base::report::caught(|| tell(&report));
             }
             None if report.is_empty() => {}
             None => write(&report),

@@ -1,7 +1,6 @@
 //! The thread that looks whether streams and events are done, for futures.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread;
@@ -14,6 +13,7 @@ use crate::base::biased::thread::become_guest;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::exit::{self, Working};
 use crate::base::lock::Lock;
+use crate::base::report::caught;
 
 /// The name of the thread, as the system shows it.
 const NAME: &str = "cuda-mem-waits";
@@ -97,14 +97,14 @@ fn serve() {
             return;
         };
         // The last owner of a context, or of what a task owns, may end here, and panic.
-        let woke = guarded(|| {
+        let woke = caught(|| {
             let mut wakers = Vec::new();
             for watched in watched {
                 look(watched, &mut wakers);
             }
             drop(working);
             wakers.into_iter().fold(false, |_, waker: Waker| {
-                guarded(|| waker.wake());
+                caught(|| waker.wake());
                 true
             })
         });
@@ -114,12 +114,6 @@ fn serve() {
             thread::sleep(pause);
         }
     }
-}
-
-/// A panic has been reported by the panic hook. What it carries may panic when it is dropped.
-fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
-    let ran = catch_unwind(AssertUnwindSafe(run));
-    ran.map_err(std::mem::forget).ok()
 }
 
 /// What there is to look at; waits if there is nothing. `None` if the thread ends.

@@ -5,7 +5,6 @@ use std::alloc::Layout;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -151,8 +150,8 @@ impl Log {
     fn write_or_note(&mut self) {
         if let State::New | State::Begun = self.state {
             // An allocation must not be lost to a writer that panics.
-            let written = catch_unwind(AssertUnwindSafe(|| self.write()));
-            let written = written.unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+            let written = report::caught(|| self.write());
+            let written = written.unwrap_or_else(|| Err(io::Error::other("the writer panicked")));
             if let Err(error) = written {
                 self.state = State::Failed(error);
             }

@@ -2,7 +2,6 @@
 
 use std::alloc::Layout;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use bytemuck::Pod;
@@ -11,6 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::DeviceBuffer;
 use crate::base::biased::Held;
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
+use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw::{self, Queue};
 use crate::ledger;
@@ -285,7 +285,7 @@ pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> 
 #[inline(always)]
 fn caught(call: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
     let _inside = ResourceCall::enter();
-    catch_unwind(AssertUnwindSafe(call)).ok()
+    report::caught(call)
 }
 
 #[cold]

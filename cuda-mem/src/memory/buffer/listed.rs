@@ -1,13 +1,12 @@
 //! Buffers in the ledger.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::deallocator::Deallocator;
 use crate::base::error::Result;
+use crate::base::report::caught;
 use crate::driver::device::Device;
 use crate::driver::pointer::MemoryKind;
 use crate::ledger::{self, Item, LedgerKind};
@@ -24,8 +23,8 @@ fn item(kind: LedgerKind, address: CUdeviceptr, bytes: usize, stream: StreamRef<
 /// The kind under which a resource's memory is listed. Also called in a destructor, so panics are caught here.
 pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
     let ask = || resource.memory_kind();
-    match catch_unwind(AssertUnwindSafe(ask)) {
-        Ok(MemoryKind::Managed) => LedgerKind::ManagedMemory,
+    match caught(ask) {
+        Some(MemoryKind::Managed) => LedgerKind::ManagedMemory,
         _ => LedgerKind::Buffer,
     }
 }

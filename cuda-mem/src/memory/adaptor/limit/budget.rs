@@ -9,13 +9,13 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::base::lock::Lock;
+use crate::base::report::caught;
 
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -55,11 +55,8 @@ struct Granted(Vec<Waker>);
 impl Granted {
     fn wake(self) {
         for waker in self.0 {
-            // Memory is freed here, also in destructors. A panic of an executor has been reported by the panic hook; what
-            // it carries may panic when it is dropped.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
+            // Memory is freed here, also in destructors.
+            caught(|| waker.wake());
         }
     }
 }
