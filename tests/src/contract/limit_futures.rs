@@ -1,6 +1,5 @@
 //! Futures that wait for a limit.
 
-use std::alloc::Layout;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -9,11 +8,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::memory::{AlignedAdaptor, LimitAdaptor, MemoryProperties, StatisticsAdaptor};
-use cuda_mem::{DeviceBuffer, ErrorKind, MemoryResource, Resource, Stream};
+use cuda_mem::memory::{AlignedAdaptor, LimitAdaptor, StatisticsAdaptor};
+use cuda_mem::{DeviceBuffer, ErrorKind, Resource};
 
 use crate::environment::Environment;
 use crate::executor::{LONG, Wakes, block_on, poll, run_all};
+use crate::resources::failing::{Failing, Failure};
 
 #[apply(case)]
 fn tasks_wait_for_the_limit_in_turn(env: &Environment) -> Result<()> {
@@ -112,62 +112,27 @@ fn threads_and_tasks_share_the_limit(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// A resource that panics, before or after its upstream has allocated.
-#[derive(Debug)]
-struct Panicking {
-    upstream: Resource,
-    first: bool,
-}
-
-// SAFETY: all memory comes from upstream and goes back there.
-unsafe impl MemoryResource for Panicking {
-    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
-        if !self.first {
-            self.upstream.allocate(layout, stream)?;
-        }
-        panic!("on purpose");
-    }
-
-    unsafe fn deallocate(
-        &self,
-        address: u64,
-        layout: Layout,
-        stream: &Stream,
-    ) -> cuda_mem::Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.upstream.deallocate(address, layout, stream) }
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.upstream.memory_properties()
-    }
-}
-
-/// Alone, because the panic hook prints.
-#[apply(case_alone)]
+#[apply(case)]
 fn a_panic_leaves_the_limit_as_it_was(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
+    let panicking = |upstream: Resource| {
+        let panicking = Failing::new(upstream);
+        panicking.fail_next(Failure::Panic);
+        Resource::new(panicking)
+    };
     let panics = |limit: &LimitAdaptor<Resource>, resource: &Resource| {
         let alloc = limit.alloc_when_free::<u8>(resource, &stream, 900);
         catch_unwind(AssertUnwindSafe(|| block_on(alloc))).is_err()
     };
     // Below the limit, and above it, where the request has not come to the limit yet.
-    let upstream = Resource::from(env.pool()?);
-    let below = Panicking {
-        upstream,
-        first: true,
-    };
-    let limit = Arc::new(LimitAdaptor::new(Resource::new(below), 1000));
+    let below = panicking(env.pool()?.into());
+    let limit = Arc::new(LimitAdaptor::new(below, 1000));
     ensure!(panics(&limit, &Resource::from(Arc::clone(&limit))));
     ensure!(limit.allocated() == 0, "{}", limit.allocated());
 
     let limit = Arc::new(LimitAdaptor::new(Resource::from(env.pool()?), 1000));
     let direct = Resource::from(Arc::clone(&limit));
-    let above = Panicking {
-        upstream: direct.clone(),
-        first: true,
-    };
-    ensure!(panics(&limit, &Resource::new(above)));
+    ensure!(panics(&limit, &panicking(direct.clone())));
     ensure!(limit.allocated() == 0, "{}", limit.allocated());
     let buffer = direct.alloc::<u8>(&stream, 900)?;
     let second = direct

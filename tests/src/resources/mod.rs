@@ -10,6 +10,7 @@ mod bodies;
 mod containers;
 mod counting;
 mod current_resource;
+pub(crate) mod failing;
 mod keeping;
 mod misuse;
 mod own;

@@ -1,7 +1,6 @@
 //! Waiting for memory of other threads: limits that wait, and the remedy that asks again after a pause.
 
 use std::alloc::Layout;
-use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -17,6 +16,7 @@ use cuda_mem::memory::{
 };
 use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
+use super::failing::{Failing, Failure};
 use crate::environment::Environment;
 
 /// Longer than any test: a thread that waits this long was not woken.
@@ -168,64 +168,17 @@ fn what_cannot_be_waited_for_fails_at_once(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// What the next allocation does. Otherwise all comes from a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
-    Error,
-    Panic,
-}
-
-#[derive(Debug)]
-struct Failing {
-    pool: MemoryPool,
-    next: Mutex<Option<Failure>>,
-}
-
-// SAFETY: all memory comes from the pool and goes back there.
-unsafe impl MemoryResource for Failing {
-    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
-        let next = self
-            .next
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match next {
-            Some(Failure::Error) => Err(Error::new(ErrorKind::Other, "as the test wants")),
-            // A panic that prints nothing.
-            Some(Failure::Panic) => resume_unwind(Box::new("as the test wants")),
-            None => self.pool.allocate(layout, stream),
-        }
-    }
-
-    unsafe fn deallocate(
-        &self,
-        address: u64,
-        layout: Layout,
-        stream: &Stream,
-    ) -> cuda_mem::Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.pool.deallocate(address, layout, stream) }
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.pool.memory_properties()
-    }
-}
-
 /// A thread that has waited gets its bytes, and upstream fails or panics: the next thread in the queue is woken.
 #[apply(case)]
 fn an_upstream_that_fails_makes_way(env: &Environment) -> Result<()> {
     for failure in [Failure::Error, Failure::Panic] {
-        let upstream = Arc::new(Failing {
-            pool: env.pool()?,
-            next: Mutex::default(),
-        });
+        let upstream = Arc::new(Failing::new(env.pool()?));
         let limited = LimitAdaptor::new(upstream.clone(), 1000).with_wait_timeout(LONG);
         let limited = Arc::new(limited);
         let resource = Resource::from(limited.clone());
         let stream = env.stream()?;
         let all = resource.alloc::<u8>(&stream, 1000)?;
-        *upstream.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+        upstream.fail_next(failure);
         thread::scope(|scope| {
             let ask = || {
                 let resource = &resource;

@@ -248,14 +248,18 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// Like [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading. Other readers are not waited for.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
-        let span = self.span().noted_in(&self.pending_uses);
-        span.wait_for_pending_uses(false)
+        self.noted_span().wait_for_pending_uses(false)
+    }
+
+    /// All elements, with the list of pending uses.
+    fn noted_span(&self) -> Span<'_, T> {
+        self.span().noted_in(&self.pending_uses)
     }
 
     fn span(&self) -> Span<'_, T> {
         // SAFETY: the memory is this buffer's from its allocation in this stream to its free there, and the span
-        // borrows the buffer. Uses on other streams are waited for by the callers, or by whoever gets the span with the
-        // list of pending uses. The driver aligns to 256 bytes or more (R15).
+        // borrows the buffer. The callers wait for uses on other streams, unless the span comes with the list of
+        // pending uses, and waits itself. The driver aligns to 256 bytes or more (R15).
         unsafe { Span::new(self.address, self.len, &self.stream, self.device) }
     }
 }

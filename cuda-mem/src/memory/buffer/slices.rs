@@ -16,12 +16,12 @@ use crate::stream::join::order;
 impl<T: Pod> DeviceBuffer<T> {
     /// All elements, for reading.
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
-        DeviceSlice::new(self.span().noted_in(&self.pending_uses))
+        DeviceSlice::new(self.noted_span())
     }
 
     /// All elements, for writing.
     pub fn as_mut_slice(&mut self) -> DeviceSliceMut<'_, T> {
-        DeviceSliceMut::new(self.span().noted_in(&self.pending_uses))
+        DeviceSliceMut::new(self.noted_span())
     }
 
     /// Some of the elements, for reading.
@@ -30,8 +30,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the range is not within the buffer.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<'_, T>> {
-        let all = self.span().noted_in(&self.pending_uses);
-        Ok(DeviceSlice::new(all.part(range)?))
+        self.as_slice().slice(range)
     }
 
     /// Some of the elements, for writing.
@@ -50,8 +49,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'_, T>> {
-        let all = self.span().noted_in(&self.pending_uses);
-        Ok(DeviceSliceMut::new(all.part(range)?))
+        Ok(DeviceSliceMut::new(self.noted_span().part(range)?))
     }
 
     /// The first `mid` elements, and the others. They may be used at the same time, on different streams; see
@@ -64,7 +62,7 @@ impl<T: Pod> DeviceBuffer<T> {
         &mut self,
         mid: usize,
     ) -> Result<(DeviceSliceMut<'_, T>, DeviceSliceMut<'_, T>)> {
-        let all = self.span().noted_in(&self.pending_uses);
+        let all = self.noted_span();
         let (low, high) = (all.part(..mid)?, all.part(mid..)?);
         Ok((DeviceSliceMut::new(low), DeviceSliceMut::new(high)))
     }
@@ -75,8 +73,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `len` is 0.
     pub fn chunks(&self, len: usize) -> Result<impl Iterator<Item = DeviceSlice<'_, T>>> {
-        let all = self.span().noted_in(&self.pending_uses);
-        Ok(all.chunks(len)?.map(DeviceSlice::new))
+        self.as_slice().chunks(len)
     }
 
     /// Parts of `len` elements, in order; the last one may have fewer.
@@ -88,8 +85,7 @@ impl<T: Pod> DeviceBuffer<T> {
         &mut self,
         len: usize,
     ) -> Result<impl Iterator<Item = DeviceSliceMut<'_, T>>> {
-        let all = self.span().noted_in(&self.pending_uses);
-        Ok(all.chunks(len)?.map(DeviceSliceMut::new))
+        Ok(self.noted_span().chunks(len)?.map(DeviceSliceMut::new))
     }
 
     /// The buffer for use on `other`: all work submitted to `other` from now on waits for the work now in the buffer's
