@@ -116,18 +116,22 @@ impl State<'_> {
         Ok(())
     }
 
-    /// The mistake to be found: overwrites a word of another value.
+    /// The mistake to be found: overwrites a word of another value, after all uses that were left on other streams.
+    /// Otherwise it could come before one of those, which would hide it.
     pub(super) fn overwrite_other(&mut self) -> Result<()> {
         let [.., other, newest] = self.values.as_slice() else {
             return Ok(());
         };
-        if newest.len() >= 100 && other.len() > 0 && !self.is_foreign(other.owner) {
-            let (stream, address) = (other.stream(), other.address());
-            // SAFETY: the memory is live in its stream.
-            let mut word = unsafe { DeviceBuffer::<u32>::borrow_raw(&stream, address, 1, ()) };
-            word.fill(0xbad)?;
+        if newest.len() < 100 || other.len() == 0 || self.is_foreign(other.owner) {
+            return Ok(());
         }
-        Ok(())
+        let place = self.values.len() - 2;
+        let other = &mut self.values[place];
+        other.wait_for_pending_uses()?;
+        let (stream, address) = (other.stream(), other.address());
+        // SAFETY: the memory is live in its stream.
+        let mut word = unsafe { DeviceBuffer::<u32>::borrow_raw(&stream, address, 1, ()) };
+        Ok(word.fill(0xbad)?)
     }
 
     /// Takes the place of a value that is being worked on.

@@ -53,6 +53,11 @@ pub(super) fn execute(
         }
         Ok(states) => finish(states, &mut trace, &mut tally),
     };
+    // What a wrong order does to contents is a matter of timing; the reports of it are not.
+    let outcome = outcome.map_err(|error| match order_reports(fixture) {
+        Ok(()) => error,
+        Err(reports) => error.context(reports),
+    });
     outcome
         .and_then(|()| baseline.check(fixture))
         .map(|()| tally)
@@ -231,6 +236,16 @@ impl State<'_> {
     }
 }
 
+/// An error with what the simulator's order sanitizer has reported.
+fn order_reports(fixture: &Fixture) -> Result<()> {
+    let Ok(control) = fixture.env.control() else {
+        return Ok(());
+    };
+    let reports = control.reports();
+    ensure!(reports.is_empty(), "out of order: {reports:#?}");
+    Ok(())
+}
+
 /// The live objects and failures before a program.
 struct Baseline {
     live: Option<Live>,
@@ -263,10 +278,10 @@ impl Baseline {
         let Ok(control) = fixture.env.control() else {
             return Ok(());
         };
-        let reports = control.reports();
+        let ordered = order_reports(fixture);
         // Otherwise the counts grow without end.
         control.reset();
-        ensure!(reports.is_empty(), "out of order: {reports:#?}");
+        ordered?;
         // An arena's background thread ends after the last handle.
         let is_over = eventually(|| {
             fixture.context.synchronize()?;

@@ -15,7 +15,7 @@ use crate::environment::Environment;
 pub(super) enum Mistake {
     /// A word of memory is overwritten.
     Byte,
-    /// A stream uses memory without waiting for it.
+    /// A stream reads memory without waiting for it.
     Order,
 }
 
