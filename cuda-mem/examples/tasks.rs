@@ -1,4 +1,4 @@
-//! A thousand tasks on one thread: each waits for its share of memory and for its copies, and blocks nobody.
+//! A thousand tasks on one thread: each awaits its share of memory and its copies, and the thread never blocks.
 //!
 //! ```sh
 //! cargo run --release -p cuda-mem --example tasks

@@ -40,6 +40,7 @@ pub(crate) mod random;
 mod recorded_events;
 mod refill;
 mod remote_queue;
+mod resource;
 mod size_classes;
 mod sleep;
 mod slow_path;
@@ -65,23 +66,20 @@ pub use pin::ArenaPin;
 pub use sleep::SleepContents;
 pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
-use std::alloc::Layout;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::biased::lock::{self, BiasedLock};
 use crate::base::biased::thread;
 use crate::base::error::Result;
-use crate::base::report;
 use crate::driver::device::Device;
 use crate::ledger::{Item, LedgerKind};
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::pool::{Pool, ReleaseThreshold, ReusePolicy};
-use crate::memory::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
+use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
+use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
 use crate::stream::Stream;
 use crate::stream::after_wait;
 
@@ -440,141 +438,6 @@ impl Arena {
     }
 }
 
-// SAFETY: a block is whole units of the arena's memory, and overlaps no other block until it is freed (`tlsf`). A
-// stream gets it only once it is ordered after all earlier uses: the block was freed on that stream, or the stream was
-// made to wait, or the host saw those uses end (`refill`). Pages start at multiples of 256 KiB, and units are 256
-// bytes.
-unsafe impl MemoryResource for Inner {
-    #[inline]
-    #[track_caller]
-    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-        let inner = self;
-        require_alignment(self, layout)?;
-        if let Some(size) = units(layout.size())
-            && size != 0
-            && !report::is_forked()
-            && let Some(id) = inner.noted_cache(stream)
-            && let Some(start) = inner.try_allocate(id, size)
-        {
-            return Ok(start * UNIT);
-        }
-        inner.allocate_slowly(layout, stream)
-    }
-
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        let inner = self;
-        if address == 0 {
-            return Ok(());
-        }
-        let Some(size) = units(layout.size()) else {
-            let start = address / UNIT;
-            return Err(inner.unknown(UnknownBlock { start }));
-        };
-        if !report::is_forked()
-            && let Some(id) = inner.noted_cache(stream)
-        {
-            let start = address / UNIT;
-            match inner.owner_of(address, size) {
-                Some(owner) if owner == id => return inner.free_to_pages(id, start, size),
-                None if !is_small(size) => return inner.free_large(id, start, size),
-                Some(owner) => {
-                    inner.free_remote(owner, id, start, size);
-                    return Ok(());
-                }
-                None => {}
-            }
-        }
-        inner.deallocate_slowly(address, size, stream)
-    }
-
-    unsafe fn deallocate_after(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-        others: &[&Stream],
-    ) -> Result<()> {
-        if address == 0 {
-            return Ok(());
-        }
-        let Some(size) = units(layout.size()) else {
-            let start = address / UNIT;
-            return Err(self.unknown(UnknownBlock { start }));
-        };
-        Self::deallocate_after(self, address, size, stream, others)
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.properties
-    }
-
-    fn pool(&self) -> Option<&Pool> {
-        match &*self.backing {
-            Backing::Vmm(_) => None,
-            Backing::Upstream(upstream) => upstream.resource().pool(),
-        }
-    }
-
-    fn trim_to(&self, keep: u64) -> Result<()> {
-        self.trim_to(keep)
-    }
-}
-
-// SAFETY: as for `Inner`, whose doing everything is.
-unsafe impl MemoryResource for Arena {
-    #[inline]
-    #[track_caller]
-    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-        self.0.allocate(layout, stream)
-    }
-
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.0.deallocate(address, layout, stream) }
-    }
-
-    unsafe fn deallocate_after(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-        others: &[&Stream],
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { MemoryResource::deallocate_after(&*self.0, address, layout, stream, others) }
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.0.properties
-    }
-
-    fn pool(&self) -> Option<&Pool> {
-        self.0.pool()
-    }
-
-    fn trim_to(&self, keep: u64) -> Result<()> {
-        MemoryResource::trim_to(&*self.0, keep)
-    }
-}
-
-/// The same resource for every handle of the arena.
-impl From<Arena> for Resource {
-    fn from(arena: Arena) -> Self {
-        arena.1
-    }
-}
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

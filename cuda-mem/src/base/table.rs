@@ -18,7 +18,7 @@ fn spread(address: u64) -> u64 {
     address.wrapping_mul(SPREAD)
 }
 
-/// A hash of one address. Nobody chooses addresses to make them collide.
+/// A hash of one address. The keys are the driver's, so no attacker can make them collide.
 #[derive(Default)]
 struct Spread(u64);
 

@@ -70,7 +70,7 @@ const ASKING: &[(&str, &str)] = &[
     ("stream/deferred.rs", "the lock of its queue"),
     ("stream/recording.rs", "the lock of its list"),
     ("stream/recording/exclusion.rs", "the lock of its list"),
-    ("arena/mod.rs", "locks of its own"),
+    ("arena/resource.rs", "locks of its own"),
     ("base/exit.rs", "a handler at exit, which waits for threads"),
     ("arena/free.rs", "locks of its own"),
     ("arena/parked.rs", "locks of its own"),

@@ -74,7 +74,7 @@ impl Pool {
         stream.as_ref().require_reach(self)?;
         let open = stream.as_ref().submit()?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
-        // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
+        // the caller frees the address once, and uses it only in this stream or in one ordered with it.
         unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
             .map_err(|error| explain(error, bytes, self, stream))
     }
@@ -96,7 +96,7 @@ impl Pool {
     fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
         let reached = stream.as_ref().require_reach(self);
         if reached.is_err() {
-            // SAFETY: allocated just now in this stream, and nobody has seen the address.
+            // SAFETY: allocated just now in this stream; no other code has the address.
             crate::base::report::release("buffer", || unsafe { free(address, stream) });
         }
         reached.map(|()| address)

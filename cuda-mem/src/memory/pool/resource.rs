@@ -17,7 +17,7 @@ use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
 use crate::stream::recording;
 
-// SAFETY: the driver hands out memory that is nobody else's from this point of the stream to the point
+// SAFETY: memory from the driver belongs to no other allocation between this point of the stream and the point
 // of its free (R13), aligned to 256 bytes or more (R15), to streams of devices that have access.
 unsafe impl MemoryResource for Pool {
     #[doc(alias = "cuMemAllocFromPoolAsync")]

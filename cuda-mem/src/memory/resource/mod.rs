@@ -168,12 +168,15 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
     }
 }
 
-/// Pointers to a resource are resources too.
+/// Pointers to a resource are resources too, and so is what holds one.
 macro_rules! forward {
     ($(<$($generic:ident)?> $pointer:ty),* $(,)?) => {$(
+        $crate::memory::resource::forward!(<$($generic)?> $pointer => |pointer| **pointer);
+    )*};
+    (<$($generic:ident)?> $holder:ty => |$held:ident| $resource:expr) => {
         // SAFETY: everything is the resource's own doing.
         unsafe impl<$($generic: $crate::memory::resource::MemoryResource + ?Sized)?>
-            $crate::memory::resource::MemoryResource for $pointer
+            $crate::memory::resource::MemoryResource for $holder
         {
             #[inline]
             #[track_caller]
@@ -182,7 +185,8 @@ macro_rules! forward {
                 layout: ::std::alloc::Layout,
                 stream: &$crate::stream::Stream,
             ) -> $crate::base::error::Result<::cuda_driver_sys::CUdeviceptr> {
-                (**self).allocate(layout, stream)
+                let $held = self;
+                $crate::memory::resource::MemoryResource::allocate(&$resource, layout, stream)
             }
 
             #[inline]
@@ -192,8 +196,9 @@ macro_rules! forward {
                 layout: ::std::alloc::Layout,
                 stream: &$crate::stream::Stream,
             ) -> $crate::base::error::Result<()> {
+                let $held = self;
                 // SAFETY: the caller keeps the contract of this function, which is the same.
-                unsafe { (**self).deallocate(address, layout, stream) }
+                unsafe { $crate::memory::resource::MemoryResource::deallocate(&$resource, address, layout, stream) }
             }
 
             unsafe fn deallocate_after(
@@ -203,27 +208,32 @@ macro_rules! forward {
                 stream: &$crate::stream::Stream,
                 others: &[&$crate::stream::Stream],
             ) -> $crate::base::error::Result<()> {
+                let $held = self;
                 // SAFETY: as for `deallocate`.
-                unsafe { (**self).deallocate_after(address, layout, stream, others) }
+                unsafe { $crate::memory::resource::MemoryResource::deallocate_after(&$resource, address, layout, stream, others) }
             }
 
             fn memory_properties(&self) -> $crate::memory::resource::MemoryProperties {
-                (**self).memory_properties()
+                let $held = self;
+                $crate::memory::resource::MemoryResource::memory_properties(&$resource)
             }
 
             fn memory_kind(&self) -> $crate::driver::pointer::MemoryKind {
-                (**self).memory_kind()
+                let $held = self;
+                $crate::memory::resource::MemoryResource::memory_kind(&$resource)
             }
 
             fn pool(&self) -> Option<&$crate::memory::pool::Pool> {
-                $crate::memory::resource::MemoryResource::pool(&**self)
+                let $held = self;
+                $crate::memory::resource::MemoryResource::pool(&$resource)
             }
 
             fn trim_to(&self, keep: u64) -> $crate::base::error::Result<()> {
-                $crate::memory::resource::MemoryResource::trim_to(&**self, keep)
+                let $held = self;
+                $crate::memory::resource::MemoryResource::trim_to(&$resource, keep)
             }
         }
-    )*};
+    };
 }
 pub(crate) use forward;
 

@@ -1,0 +1,109 @@
+//! The arena as a resource: where requests come in.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::backing::Backing;
+use super::last_freed::is_small;
+use super::{Arena, Inner, UNIT, UnknownBlock, units};
+use crate::base::error::Result;
+use crate::base::report;
+use crate::memory::pool::Pool;
+use crate::memory::resource::{
+    MemoryProperties, MemoryResource, Resource, forward, require_alignment,
+};
+use crate::stream::Stream;
+
+// SAFETY: a block is whole units of the arena's memory, and overlaps no other block until it is freed (`tlsf`). A
+// stream gets it only once it is ordered after all earlier uses: the block was freed on that stream, or the stream was
+// made to wait, or the host saw those uses end (`refill`). Pages start at multiples of 256 KiB, and units are 256
+// bytes.
+unsafe impl MemoryResource for Inner {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        require_alignment(self, layout)?;
+        if let Some(size) = units(layout.size())
+            && size != 0
+            && !report::is_forked()
+            && let Some(id) = self.noted_cache(stream)
+            && let Some(start) = self.try_allocate(id, size)
+        {
+            return Ok(start * UNIT);
+        }
+        self.allocate_slowly(layout, stream)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        let Some(size) = units(layout.size()) else {
+            let start = address / UNIT;
+            return Err(self.unknown(UnknownBlock { start }));
+        };
+        if !report::is_forked()
+            && let Some(id) = self.noted_cache(stream)
+        {
+            let start = address / UNIT;
+            match self.owner_of(address, size) {
+                Some(owner) if owner == id => return self.free_to_pages(id, start, size),
+                None if !is_small(size) => return self.free_large(id, start, size),
+                Some(owner) => {
+                    self.free_remote(owner, id, start, size);
+                    return Ok(());
+                }
+                None => {}
+            }
+        }
+        self.deallocate_slowly(address, size, stream)
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        let Some(size) = units(layout.size()) else {
+            let start = address / UNIT;
+            return Err(self.unknown(UnknownBlock { start }));
+        };
+        Self::deallocate_after(self, address, size, stream, others)
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.properties
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        match &*self.backing {
+            Backing::Vmm(_) => None,
+            Backing::Upstream(upstream) => upstream.resource().pool(),
+        }
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        Self::trim_to(self, keep)
+    }
+}
+
+forward!(<> Arena => |arena| *arena.0);
+
+/// The same resource for every handle of the arena.
+impl From<Arena> for Resource {
+    fn from(arena: Arena) -> Self {
+        arena.1
+    }
+}
