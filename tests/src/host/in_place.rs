@@ -41,6 +41,8 @@ fn other_memory_is_copied(env: &Environment) -> Result<()> {
             ensure!(kind == Some(ErrorKind::NotSupported), "{buffer:?}");
         }
     }
+    // Whether its work is done decides how device memory is freed.
+    stream.synchronize()?;
     Ok(())
 }
 
