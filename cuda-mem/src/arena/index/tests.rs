@@ -53,6 +53,26 @@ fn there_are_one_or_two_chains_for_each_block() {
         let id = headers.add(Header::new(start, 1, State::Used, LastUse::FREE));
         index.insert(&mut headers, id);
         assert!(index.len <= index.heads.len());
-        assert!(index.bytes() <= 8 * index.len.max(32));
+        let bytes = 4 * index.len..=8 * index.len.max(32);
+        assert!(bytes.contains(&index.bytes()), "{}", index.bytes());
+    }
+}
+
+/// Blocks of a heap start at regular distances; a lookup must stay short for each of them.
+#[test]
+fn regular_starts_are_spread_over_the_chains() {
+    for distance in [1, 2, 256, 8192, 1 << 22] {
+        let (mut headers, mut index) = (Headers::default(), Index::default());
+        for block in 0..1000 {
+            let start = block * distance;
+            let id = headers.add(Header::new(start, 1, State::Used, LastUse::FREE));
+            index.insert(&mut headers, id);
+        }
+        let length = |&first: &Id| {
+            let next = |&id: &Id| Some(headers[id].next()).filter(|&id| id != NONE);
+            std::iter::successors(Some(first).filter(|&id| id != NONE), next).count()
+        };
+        let longest = index.heads.iter().map(length).max();
+        assert!(longest <= Some(8), "{distance}: {longest:?}");
     }
 }

@@ -79,3 +79,17 @@ fn threads_that_live_at_once_have_caches_of_their_own() {
     assert_eq!(caches.iter().count(), 2);
     assert_eq!(caches.iter().filter(|cache| cache.is_left()).count(), 1);
 }
+
+#[test]
+fn a_flush_takes_every_block() {
+    let caches = Arc::<ThreadCaches>::default();
+    let cache = come(&caches);
+    for start in [5, 9] {
+        assert!(cache.free(start, 2, number()).is_none());
+    }
+    let mut starts: Vec<u64> = cache.flush(number()).iter().map(|it| it.start).collect();
+    starts.sort_unstable();
+    assert_eq!(starts, [5, 9]);
+    assert_eq!(cache.units(number()), 0);
+    assert!(cache.flush(number()).is_empty());
+}
