@@ -248,7 +248,12 @@ fn other_managed_resources_serve_too(env: &Environment) -> Result<()> {
         buffer.host_mut()?[4999] = 4;
         buffer.prefetch(Location::Device(env.device()?))?;
         let seen = buffer.to_vec()?;
-        ensure!(seen[..4999].iter().all(|number| *number == 3) && seen[4999] == 4);
+        let wrong = (0..5000).find(|&at| seen[at] != if at == 4999 { 4 } else { 3 });
+        ensure!(
+            wrong.is_none(),
+            "{resource:?}: from {wrong:?} on: {:?}",
+            &seen[wrong.unwrap_or(0)..]
+        );
         drop(buffer.into_buffer());
     }
     stream.synchronize()?;

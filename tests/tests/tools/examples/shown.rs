@@ -1,15 +1,29 @@
 //! What a person sees.
 
-use anyhow::{Result, ensure};
+use std::sync::OnceLock;
+
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem_tests::environment::Environment;
 
-use super::{EXAMPLES, Example, small_log};
+use super::{EXAMPLES, small_log};
 
 const WIDTH: usize = 100;
 
-/// What each example prints in all its ways.
-fn texts(env: &Environment, look: impl Fn(&Example, &str) -> Result<()>) -> Result<()> {
+/// The name of an example, and what it printed.
+type Shown = (&'static str, String);
+
+/// What each example prints in all its ways. They run once for all tests.
+fn texts(env: &Environment) -> Result<&'static [Shown]> {
+    static TEXTS: OnceLock<Result<Vec<Shown>, String>> = OnceLock::new();
+    match TEXTS.get_or_init(|| run(env).map_err(|error| format!("{error:#}"))) {
+        Ok(texts) => Ok(texts),
+        Err(error) => Err(anyhow!("{error}")),
+    }
+}
+
+fn run(env: &Environment) -> Result<Vec<Shown>> {
     let (_folder, log) = small_log()?;
+    let mut texts = Vec::new();
     for example in EXAMPLES.iter().filter(|example| example.name != "ipc") {
         let runs: &[&[&str]] = match example.name {
             "doctor" => &[&[], &["--measure"], &["--simulate"]],
@@ -35,28 +49,28 @@ fn texts(env: &Environment, look: impl Fn(&Example, &str) -> Result<()>) -> Resu
                 ended.out,
                 ended.errors
             );
-            look(example, &ended.out)?;
+            texts.push((example.name, ended.out));
+        }
+    }
+    Ok(texts)
+}
+
+#[apply(case)]
+fn lines_fit_the_terminal(env: &Environment) -> Result<()> {
+    for (name, text) in texts(env)? {
+        for line in text.lines() {
+            // A path has the length that it has.
+            let is_long = line.chars().count() > WIDTH && !line.contains('/');
+            ensure!(!is_long, "{name}: {line}");
         }
     }
     Ok(())
 }
 
-#[apply(case)]
-fn lines_fit_the_terminal(env: &Environment) -> Result<()> {
-    texts(env, |example, text| {
-        for line in text.lines() {
-            // A path has the length that it has.
-            let is_long = line.chars().count() > WIDTH && !line.contains('/');
-            ensure!(!is_long, "{}: {line}", example.name);
-        }
-        Ok(())
-    })
-}
-
 /// `Some(3)`, `Device(0)`, `Stats { used: 0 }`.
 #[apply(case)]
 fn nothing_is_shown_as_the_compiler_would(env: &Environment) -> Result<()> {
-    texts(env, |example, text| {
+    for (name, text) in texts(env)? {
         for line in text.lines() {
             let is_name = |before: &str| {
                 let name = before
@@ -71,9 +85,9 @@ fn nothing_is_shown_as_the_compiler_would(env: &Environment) -> Result<()> {
                 let is_mark = ["(R)", "(TM)"]
                     .iter()
                     .any(|mark| line[at..].starts_with(mark));
-                ensure!(is_mark || !is_name(&line[..at]), "{}: {line}", example.name);
+                ensure!(is_mark || !is_name(&line[..at]), "{name}: {line}");
             }
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
