@@ -7,6 +7,7 @@
 
 mod across;
 mod attributes;
+mod batches;
 mod capture;
 mod child;
 mod code;
@@ -26,11 +27,13 @@ mod init;
 mod ipc;
 mod ipc_ends;
 mod ipc_events;
+mod ipc_hosts;
 mod ipc_leaks;
 mod ipc_pointers;
 mod joins;
 mod kinds;
 mod launches;
+mod limits;
 mod loading;
 mod managed;
 mod managed_use;
@@ -42,6 +45,7 @@ mod observe;
 mod peers;
 mod pinned;
 mod place;
+mod planes;
 mod pools;
 mod prefetch;
 mod pressure;
@@ -172,6 +176,7 @@ fn questions() -> Vec<Question> {
     );
     all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
     all.extend(questions!(false ipc_leaks: rounds));
+    all.extend(questions!(false ipc_hosts: copies));
     all.extend(questions!(true ipc_pointers: exports));
     all.extend(
         questions!(false ipc_pointers: forged, misplaced, pools, pending_free,
@@ -242,6 +247,12 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(false loading: unloads));
     all.extend(questions!(true launches: shapes, contexts, memory));
     all.extend(questions!(true told: places, pages, parts, lengths));
+    all.extend(questions!(true limits: values, set, profiler, texts));
+    all.extend(questions!(false limits: flags, tables, names));
+    all.extend(questions!(true batches: lists, nulls, streams, contents, users));
+    all.extend(questions!(false batches: attach));
+    all.extend(questions!(true planes: pitches, bytes, pitch_zero, waits, memsets, recorded));
+    all.extend(questions!(false planes: plans));
     all.extend(questions!(true registered: ranges, uses));
     all.extend(questions!(false registered: read_only));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));

@@ -9,6 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::StreamId;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::limits::{Limits, MAP_HOST};
 use crate::queue::Mark;
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::thread::with_contexts;
@@ -29,7 +30,8 @@ const KNOWN_FLAGS: c_uint = 0xff;
 pub(crate) struct Context {
     pub(crate) device: usize,
     pub(crate) is_primary: bool,
-    flags: c_uint,
+    pub(crate) flags: c_uint,
+    pub(crate) limits: Limits,
     /// The result of `cuCtxGetId`: never reused, unlike handles.
     unique_id: u64,
     pub(crate) legacy: Option<StreamId>,
@@ -50,6 +52,7 @@ impl State {
             device,
             is_primary,
             flags,
+            limits: Limits::default(),
             unique_id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             legacy: None,
             per_thread: FxHashMap::default(),
@@ -107,6 +110,12 @@ impl State {
     fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
+        // Measured: a reset, too, takes the flags of a primary context.
+        for device in &mut self.devices {
+            if device.primary == Some(id) {
+                device.primary_flags = 0;
+            }
+        }
         for context in self.contexts.values_mut() {
             context.peers.remove(&id);
         }
@@ -231,7 +240,8 @@ exports! {
         device.primary = Some(id);
         device.retains += 1;
         if !state.contexts.contains_key(&id) {
-            state.add_context(id, ordinal, true, 0);
+            let flags = state.devices[ordinal].primary_flags | MAP_HOST;
+            state.add_context(id, ordinal, true, flags);
         }
         out.write(to_handle(id))
     }
@@ -248,9 +258,10 @@ exports! {
         _, device: c_int, flags: Out<c_uint>, active: Out<c_int>
     ) {
         let state = state()?;
-        let primary = state.device(device)?.primary;
+        let found = state.device(device)?;
+        let (primary, set) = (found.primary, found.primary_flags);
         let is_active = primary.is_some_and(|id| state.contexts.contains_key(&id));
-        flags.write(0)?;
+        flags.write(set)?;
         active.write(c_int::from(is_active))
     }
 

@@ -10,6 +10,7 @@ use crate::alloc::Kind;
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
+use crate::plane::Rows;
 use crate::pool::Block;
 use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
@@ -129,8 +130,8 @@ impl State {
             By::Stream(id) => (self.stream(id)?.device, false),
             By::Device(device) | By::Named(device) => (device, true),
         };
-        if let Some(answer) = self.touch_imported(access, device) {
-            return answer.map(|()| Place::Device);
+        if let Some(answer) = self.touch_imported(access, (device, is_copy), side) {
+            return answer;
         }
         let Self {
             pools,
@@ -222,7 +223,7 @@ impl State {
 
 /// When the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
+pub(crate) enum Wait {
     /// Until the copy is done.
     Done,
     /// Only if the copy uses pageable memory, which the device cannot access by itself, or managed memory as a host
@@ -233,20 +234,34 @@ enum Wait {
 }
 
 /// The contexts passed to a copy between devices: destination and source.
-type Contexts = Option<(CUcontext, CUcontext)>;
+pub(crate) type Contexts = Option<(CUcontext, CUcontext)>;
 
 fn copy(stream: (CUstream, Call), to: Side, from: Side, len: usize, wait: Wait) -> Answer {
     copy_between(stream, to, from, len, wait, None)
 }
 
 fn copy_between(
-    (handle, call): (CUstream, Call),
+    stream: (CUstream, Call),
     to: Side,
     from: Side,
     len: usize,
     wait: Wait,
     contexts: Contexts,
 ) -> Answer {
+    let rows = Rows::one(to.address(), from.address(), len);
+    copy_rows(stream, to, from, rows, wait, contexts)
+}
+
+/// Copies rows between two places, which are where the rows begin.
+pub(crate) fn copy_rows(
+    (handle, call): (CUstream, Call),
+    to: Side,
+    from: Side,
+    rows: Rows,
+    wait: Wait,
+    contexts: Contexts,
+) -> Answer {
+    let (to_len, from_len) = (rows.target_span()?, rows.source_span()?);
     let (mark, past) = {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
@@ -266,28 +281,29 @@ fn copy_between(
         } else {
             By::Named
         };
-        if len == 0 && wait != Wait::Done {
+        if to_len == 0 && wait != Wait::Done {
             return Ok(());
         }
         if state.is_recording(id)? {
-            return state.record_copy(id, target_address, source_address, len);
+            return state.record_copy(id, rows);
         }
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
-        if len > 0 {
-            target = state.touch("copy to", at, by(writer), to, len)?;
-            source = state.touch("copy from", at, by(reader), from, len)?;
-            state.bring(writer, to, len);
+        if to_len > 0 {
+            target = state.touch("copy to", at, by(writer), to, to_len)?;
+            source = state.touch("copy from", at, by(reader), from, from_len)?;
+            state.bring(writer, to, to_len);
         }
-        let (to, from) = (target_address, source_address);
         let queue = &state.stream(id)?.queue;
         let is_up = source == Place::Pageable && target != Place::Pageable;
-        let staged = is_up && len + queue.staged() <= STAGED;
+        let staged = is_up && rows.width * rows.height + queue.staged() <= STAGED;
         if staged {
-            let bytes = bytes::read(from, len);
-            queue.push(Task::Write { to, bytes })?;
-        } else if len > 0 {
-            queue.push(Task::Copy { to, from, len })?;
+            for (to, from) in rows.rows() {
+                let bytes = bytes::read(from, rows.width);
+                queue.push(Task::Write { to, bytes })?;
+            }
+        } else if to_len > 0 {
+            queue.push(Task::Copy(rows))?;
         }
         let waits = |place| match place {
             Place::Device | Place::Pinned => false,
@@ -329,7 +345,7 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
 }
 
 /// The stream of functions without a stream argument.
-fn default(call: Call) -> (CUstream, Call) {
+pub(crate) fn default(call: Call) -> (CUstream, Call) {
     let handle = if call.per_thread {
         std::ptr::null_mut()
     } else {

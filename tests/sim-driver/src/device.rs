@@ -1,6 +1,6 @@
 //! Devices: identity and capabilities. Nothing here creates a context.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_uint};
 
 use cuda_driver_sys::{CUdevice_attribute, CUresult, CUuuid};
 
@@ -25,6 +25,7 @@ pub(crate) struct Device {
     /// The primary context's handle, which every retain returns.
     pub(crate) primary: Option<ContextId>,
     pub(crate) retains: u64,
+    pub(crate) primary_flags: c_uint,
     pub(crate) default_pool: Option<PoolId>,
     /// The pool of plain `cuMemAllocAsync`.
     pub(crate) current_pool: Option<PoolId>,
@@ -62,6 +63,7 @@ pub(crate) fn visible(knobs: &Knobs, value: Option<&str>) -> Vec<Device> {
             taken: 0,
             primary: None,
             retains: 0,
+            primary_flags: 0,
             default_pool: None,
             current_pool: None,
         })

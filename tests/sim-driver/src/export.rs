@@ -9,7 +9,7 @@ use cuda_driver_sys::{
     CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent,
     CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode, CUhostFn,
-    CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlinkState,
+    CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlimit, CUlinkState,
     CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
     CUmemRangeHandleType_enum, CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute,
@@ -171,6 +171,7 @@ plain_arguments!(
     CUflushGPUDirectRDMAWritesScope_enum,
     CUflushGPUDirectRDMAWritesTarget_enum,
     CUmemRangeHandleType_enum,
+    CUlimit,
 );
 
 /// An output pointer.

@@ -45,7 +45,11 @@ exports! {
     }
 
     early fn cuGetErrorString(_, code: CUresult, out: Out<*const c_char>) {
-        text(out, code.meaning())
+        match code {
+            // Programs compare this one.
+            CUresult::CUDA_SUCCESS => text(out, Some("no error")),
+            code => text(out, code.meaning()),
+        }
     }
 }
 

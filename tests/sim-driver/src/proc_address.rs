@@ -8,6 +8,7 @@ use cuda_driver_sys::{
 
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::knobs::Knobs;
+use crate::private;
 use crate::table;
 
 const LEGACY_STREAM: u64 = 1;
@@ -70,7 +71,7 @@ fn look_up(
     }
 }
 
-type Found = Result<&'static Symbol, CUdriverProcAddressQueryResult>;
+type Found = Result<*mut c_void, CUdriverProcAddressQueryResult>;
 
 fn get(
     name: In<c_char>,
@@ -87,8 +88,15 @@ fn get(
     if flags & !known != 0 || version > newest {
         return Err(INVALID_VALUE);
     }
+    let mut elsewhere = private::ELSEWHERE.iter();
+    if let Some(export) = elsewhere.find(|export| export.name == name) {
+        return Ok(Ok(export.address()));
+    }
     let per_thread = flags & PER_THREAD_STREAM != 0;
-    Ok(look_up(&name, CudaVersion::from_raw(version), per_thread))
+    match look_up(&name, CudaVersion::from_raw(version), per_thread) {
+        Ok(symbol) => address(symbol).map(Ok),
+        Err(reason) => Ok(Err(reason)),
+    }
 }
 
 exports! {
@@ -97,7 +105,7 @@ exports! {
     ) {
         // Nothing is written if nothing is found.
         match get(name, out, version, flags)? {
-            Ok(symbol) => out.write(address(symbol)?),
+            Ok(address) => out.write(address),
             Err(_) => Err(CUresult::CUDA_ERROR_NOT_FOUND),
         }
     }
@@ -108,9 +116,9 @@ exports! {
     ) {
         // The call succeeds, and the status says whether anything was found.
         match get(name, out, version, flags)? {
-            Ok(symbol) => {
+            Ok(address) => {
                 status.write_if_wanted(FOUND);
-                out.write(address(symbol)?)
+                out.write(address)
             }
             Err(reason) => {
                 status.write_if_wanted(reason);

@@ -11,6 +11,7 @@ use crate::ipc::Signal;
 use crate::memory::bytes;
 use crate::module::Work;
 use crate::pieces::stay;
+use crate::plane::{FilledRows, Rows};
 use crate::vmm;
 
 /// A worker exits after this idle time; the next task starts another.
@@ -20,7 +21,7 @@ const IDLE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) enum Task {
     /// Copies memory; the ranges may overlap.
-    Copy { to: u64, from: u64, len: usize },
+    Copy(Rows),
     /// Writes bytes read from the host when the copy was submitted.
     Write { to: u64, bytes: Box<[u8]> },
     /// Repeats a pattern.
@@ -29,6 +30,8 @@ pub(crate) enum Task {
         pattern: Pattern,
         count: usize,
     },
+    /// Repeats a pattern in rows.
+    FillRows(FilledRows),
     /// Runs a simulated kernel.
     Kernel(Work),
     /// Calls a host function.
@@ -56,6 +59,15 @@ impl Pattern {
             Self::D8(_) => 1,
             Self::D16(_) => 2,
             Self::D32(_) => 4,
+        }
+    }
+
+    /// Writes the pattern. The address was checked at submission.
+    pub(crate) fn fill(self, to: u64, count: usize) {
+        match self {
+            Self::D8(value) => bytes::fill(to, value, count),
+            Self::D16(value) => bytes::fill(to, value, count),
+            Self::D32(value) => bytes::fill(to, value, count),
         }
     }
 }
@@ -222,7 +234,8 @@ impl Task {
     /// The ranges it reads and writes.
     fn ranges(&self) -> [(u64, usize); 3] {
         match self {
-            Self::Copy { to, from, len } => [(*to, *len), (*from, *len), (0, 0)],
+            Self::Copy(rows) => rows.ranges(),
+            Self::FillRows(rows) => [(rows.to, rows.span().unwrap_or_default()), (0, 0), (0, 0)],
             Self::Write { to, bytes } => [(*to, bytes.len()), (0, 0), (0, 0)],
             Self::Fill { to, pattern, count } => [(*to, count * pattern.size()), (0, 0), (0, 0)],
             Self::Kernel(work) => work.ranges(),
@@ -242,13 +255,10 @@ impl Task {
         // Also prevents it from moving.
         let _stay = is_work.then(stay);
         match self {
-            Self::Copy { to, from, len } => bytes::copy(to, from, len),
+            Self::Copy(rows) => rows.run(),
+            Self::FillRows(rows) => rows.run(),
             Self::Write { to, bytes } => bytes::write(to, &bytes),
-            Self::Fill { to, pattern, count } => match pattern {
-                Pattern::D8(value) => bytes::fill(to, value, count),
-                Pattern::D16(value) => bytes::fill(to, value, count),
-                Pattern::D32(value) => bytes::fill(to, value, count),
-            },
+            Self::Fill { to, pattern, count } => pattern.fill(to, count),
             Self::Kernel(work) => work.run(),
             Self::Host(call) => call.run(),
             Self::Wait(mark) => mark.wait(),

@@ -6,8 +6,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use cuda_driver_sys::{
-    CUdevice_attribute, CUmemRangeHandleType_enum, CUresult, PFN_cuDeviceGetAttribute,
-    PFN_cuDeviceGetCount, PFN_cuInit, PFN_cuMemGetHandleForAddressRange,
+    CUdevice_attribute, CUmemRangeHandleType_enum, CUpointer_attribute, CUresult,
+    PFN_cuCtxPopCurrent_v2, PFN_cuCtxPushCurrent_v2, PFN_cuDeviceGetAttribute,
+    PFN_cuDeviceGetCount, PFN_cuDevicePrimaryCtxRelease_v2, PFN_cuDevicePrimaryCtxRetain,
+    PFN_cuInit, PFN_cuMemGetHandleForAddressRange, PFN_cuPointerGetAttribute,
 };
 
 use crate::export::Answer;
@@ -24,6 +26,11 @@ pub(crate) struct Driver {
     init: PFN_cuInit,
     device_count: PFN_cuDeviceGetCount,
     device_attribute: PFN_cuDeviceGetAttribute,
+    pointer_attribute: PFN_cuPointerGetAttribute,
+    retain: PFN_cuDevicePrimaryCtxRetain,
+    release: PFN_cuDevicePrimaryCtxRelease_v2,
+    push: PFN_cuCtxPushCurrent_v2,
+    pop: PFN_cuCtxPopCurrent_v2,
     /// Absent before CUDA 11.7.
     export_range: Option<PFN_cuMemGetHandleForAddressRange>,
 }
@@ -84,6 +91,11 @@ impl Driver {
             init: function!(c"cuInit")?,
             device_count: function!(c"cuDeviceGetCount")?,
             device_attribute: function!(c"cuDeviceGetAttribute")?,
+            pointer_attribute: function!(c"cuPointerGetAttribute")?,
+            retain: function!(c"cuDevicePrimaryCtxRetain")?,
+            release: function!(c"cuDevicePrimaryCtxRelease_v2")?,
+            push: function!(c"cuCtxPushCurrent_v2")?,
+            pop: function!(c"cuCtxPopCurrent_v2")?,
             export_range: function!(c"cuMemGetHandleForAddressRange"),
         })
     }
@@ -129,6 +141,29 @@ impl Driver {
         })
     }
 
+    /// Runs `work` with the primary context of the memory's device. Observed of the real library: it needs no current
+    /// context, because it retains this one.
+    fn in_primary_context<T>(&self, address: u64, work: impl FnOnce() -> Answer<T>) -> Answer<T> {
+        let mut device: c_int = 0;
+        let place = (&raw mut device).cast::<c_void>();
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: the ordinal is an `int`, and the pointer is valid for one.
+        ok(unsafe { (self.pointer_attribute)(place, attribute, address) })?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the place is valid for a write.
+        ok(unsafe { (self.retain)(&raw mut context, device) })?;
+        // SAFETY: the context was retained just now.
+        let result = ok(unsafe { (self.push)(context) }).and_then(|()| {
+            let result = work();
+            // SAFETY: the driver accepts a null output; this takes what was pushed above.
+            unsafe { (self.pop)(std::ptr::null_mut()) };
+            result
+        });
+        // SAFETY: no pointers; this is the reference from above.
+        unsafe { (self.release)(device) };
+        result
+    }
+
     /// A range as a dma-buf.
     pub(crate) fn dma_buf(&self, start: u64, len: u64, is_over_pcie: bool) -> Answer<OwnedFd> {
         let export = self.export_range.ok_or(libc::ENOTSUP)?;
@@ -136,8 +171,10 @@ impl Driver {
         let place = (&raw mut number).cast::<c_void>();
         let kind = CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: a dma-buf's handle is an `int`, and the pointer is valid for one.
-        ok(unsafe { export(place, start, len, kind, is_over_pcie.into()) })?;
+        self.in_primary_context(start, || {
+            // SAFETY: a dma-buf's handle is an `int`, and the pointer is valid for one.
+            ok(unsafe { export(place, start, len, kind, is_over_pcie.into()) })
+        })?;
         own(number)
     }
 }

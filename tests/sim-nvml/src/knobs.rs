@@ -69,7 +69,11 @@ impl Knobs {
                 .one("NVML_SIM_BAR1_FREE", size)
                 .unwrap_or(BAR1 - (2 << 20))
                 .min(BAR1),
-            mig: reader.list("NVML_SIM_MIG", pair),
+            // Described once for both libraries, unless they are to differ.
+            mig: match (reader.look_up)("NVML_SIM_MIG") {
+                Some(_) => reader.list("NVML_SIM_MIG", pair),
+                None => reader.list("CUDA_SIM_MIG", pair),
+            },
             processes: reader.list("NVML_SIM_PROCESSES", |item| {
                 let mut parts = item.splitn(3, ':');
                 let (at, pid) = (unit(parts.next()?)?, number(parts.next()?)?);
@@ -154,6 +158,22 @@ fn size(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mig_is_described_once_for_both_libraries() {
+        let mig = |own: Option<&str>| {
+            let (knobs, complaints) = Knobs::read(|name| match name {
+                "CUDA_SIM_MIG" => Some("0:2".to_owned()),
+                "NVML_SIM_MIG" => own.map(str::to_owned),
+                _ => None,
+            });
+            assert!(complaints.is_empty(), "{complaints:?}");
+            knobs.mig
+        };
+        assert_eq!(mig(None), [(0, 2)]);
+        assert_eq!(mig(Some("1:3")), [(1, 3)]);
+        assert_eq!(mig(Some("")), []);
+    }
 
     #[test]
     fn lists_are_read() {

@@ -15,7 +15,8 @@
 //! | `NVML_SIM_RESERVED` | bytes that each reserves in addition; default 512M |
 //! | `NVML_SIM_USED` | bytes in use: `0:10G,3:70G`; for the second MIG instance of GPU 1: `1.1:5G` |
 //! | `NVML_SIM_BAR1_FREE` | free bytes of each BAR1, which has 256G; default: all but 2M |
-//! | `NVML_SIM_MIG` | GPUs divided by MIG, and the number of instances of each: `1:3` |
+//! | `CUDA_SIM_MIG` | GPUs divided by MIG, and the number of instances of each, as for the simulated driver: `1:3` |
+//! | `NVML_SIM_MIG` | the same, for NVML alone |
 //! | `NVML_SIM_PROCESSES` | processes with a context, and their bytes if known: `0:4711:500M,1:12` |
 //! | `NVML_SIM_COMPUTE_MODE` | modes other than 0, as numbers: `2:3` |
 //! | `NVML_SIM_LOST` | GPUs that have fallen off the bus: `1,4` |

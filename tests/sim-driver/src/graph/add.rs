@@ -10,6 +10,7 @@ use super::{GraphId, NodeId, Op};
 use crate::clock::StreamId;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::module::Work;
+use crate::plane::{FilledRows, Rows};
 use crate::queue::{HostCall, Pattern};
 use crate::state::{State, from_handle, state, to_handle};
 
@@ -126,14 +127,12 @@ impl State {
         self.record_op(stream, Op::Fill { to, pattern, count })
     }
 
-    pub(crate) fn record_copy(
-        &mut self,
-        stream: StreamId,
-        to: u64,
-        from: u64,
-        len: usize,
-    ) -> Answer {
-        self.record_op(stream, Op::Copy { to, from, len })
+    pub(crate) fn record_filled_rows(&mut self, stream: StreamId, rows: FilledRows) -> Answer {
+        self.record_op(stream, Op::FillRows(rows))
+    }
+
+    pub(crate) fn record_copy(&mut self, stream: StreamId, rows: Rows) -> Answer {
+        self.record_op(stream, Op::Copy(rows))
     }
 
     pub(crate) fn record_kernel(&mut self, stream: StreamId, work: Work) -> Answer {
@@ -298,8 +297,8 @@ exports! {
         let len = params.WidthInBytes;
         state.check_range(params.dstDevice, len as u64)?;
         state.check_range(params.srcDevice, len as u64)?;
-        let op = Op::Copy { to: params.dstDevice, from: params.srcDevice, len };
-        let node = state.add_op(graph, op, &after)?;
+        let rows = Rows::one(params.dstDevice, params.srcDevice, len);
+        let node = state.add_op(graph, Op::Copy(rows), &after)?;
         out.write(to_handle(node))
     }
 

@@ -169,14 +169,25 @@ impl State {
                 }
                 Task::Fill { to, pattern, count }
             }
-            Op::Copy { to, from, len } => {
-                let by = By::Device(self.stream(stream)?.device);
-                let source = self.touch("copy from", at, by, Side::Any(from), len);
-                let target = self.touch("copy to", at, by, Side::Any(to), len);
-                if source.is_err() || target.is_err() {
-                    return self.report_lost_work("copy", to, stream);
+            Op::FillRows(rows) => {
+                let (side, len) = (Side::Device(rows.to), rows.span()?);
+                if self
+                    .touch("memset", at, By::Stream(stream), side, len)
+                    .is_err()
+                {
+                    return self.report_lost_work("memset", rows.to, stream);
                 }
-                Task::Copy { to, from, len }
+                Task::FillRows(rows)
+            }
+            Op::Copy(rows) => {
+                let by = By::Device(self.stream(stream)?.device);
+                let (to, from) = (Side::Any(rows.to), Side::Any(rows.from));
+                let source = self.touch("copy from", at, by, from, rows.source_span()?);
+                let target = self.touch("copy to", at, by, to, rows.target_span()?);
+                if source.is_err() || target.is_err() {
+                    return self.report_lost_work("copy", rows.to, stream);
+                }
+                Task::Copy(rows)
             }
         };
         self.stream(stream)?.queue.push(task)

@@ -14,6 +14,7 @@ use rustc_hash::FxHashSet;
 
 use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::module::Work;
+use crate::plane::{FilledRows, Rows};
 use crate::queue::{HostCall, Pattern};
 use crate::state::{HandleKind, State, from_handle};
 
@@ -81,11 +82,8 @@ enum Op {
         pattern: Pattern,
         count: usize,
     },
-    Copy {
-        to: u64,
-        from: u64,
-        len: usize,
-    },
+    FillRows(FilledRows),
+    Copy(Rows),
     Kernel(Work),
     Host(HostCall),
     Child(GraphId),

@@ -10,7 +10,8 @@ use crate::state::State;
 fn uses(op: &Op) -> Vec<(&'static str, u64)> {
     match op {
         Op::Fill { to, .. } => vec![("memset", *to)],
-        Op::Copy { to, from, .. } => vec![("copy to", *to), ("copy from", *from)],
+        Op::FillRows(rows) => vec![("memset", rows.to)],
+        Op::Copy(rows) => vec![("copy to", rows.to), ("copy from", rows.from)],
         Op::Kernel(work) => {
             let uses = work.uses().into_iter();
             uses.map(|used| (used.what, used.address)).collect()

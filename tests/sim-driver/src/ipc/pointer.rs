@@ -4,6 +4,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemPoolPtrExportData, CUmemoryPool};
 
 use super::Imported;
 use crate::clock::StreamId;
+use crate::copy::{Place, Side};
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::pool::{Block, PoolId};
 use crate::sanitizer::{self, Access};
@@ -124,12 +125,24 @@ impl State {
     }
 
     /// Checks an access to imported memory; `None` if the address is not in an imported pool.
-    pub(crate) fn touch_imported(&mut self, access: Access, device: usize) -> Option<Answer> {
+    ///
+    /// Measured (H200): before the device was given access, memory of a host pool is pageable to copies that do not
+    /// name it as device memory. Everything else is refused.
+    pub(crate) fn touch_imported(
+        &mut self,
+        access: Access,
+        (device, is_copy): (usize, bool),
+        side: Side,
+    ) -> Option<Answer<Place>> {
         let address = access.address;
         let (id, pool) = self.imported_at(address)?;
-        if !pool.is_open_to(device) {
-            return Some(Err(INVALID_VALUE));
-        }
+        let place = match (pool.is_open_to(device), side) {
+            (true, _) => Place::Device,
+            (false, Side::Host(_) | Side::Any(_)) if is_copy && pool.device.is_none() => {
+                Place::Pageable
+            }
+            (false, _) => return Some(Err(INVALID_VALUE)),
+        };
         let Some((_, _, start, size)) = self.imported_block(address) else {
             sanitizer::access_after_free(&mut self.reports, access, None);
             return Some(Err(INVALID_VALUE));
@@ -139,7 +152,7 @@ impl State {
         sanitizer::access(&mut self.reports, &self.clocks, start, block, access);
         let is_inside = address + access.len <= start + size;
         Some(if is_inside {
-            Ok(())
+            Ok(place)
         } else {
             Err(INVALID_VALUE)
         })

@@ -143,8 +143,8 @@ fn id(spot: Option<Spot>) -> c_int {
     }
 }
 
-/// The accessors common to all parts, as many as fit; the rest is filled with an invalid device. A guess: the host
-/// comes first, then devices by number.
+/// The accessors common to all parts, as many as fit; the rest is filled with an invalid device. Measured: devices come
+/// first, then the host.
 fn accessed_by(all: &[Told], out: *mut c_void, size: usize) -> Answer {
     let room = size / size_of::<c_int>();
     if room == 0 || !size.is_multiple_of(size_of::<c_int>()) {
@@ -153,6 +153,8 @@ fn accessed_by(all: &[Told], out: *mut c_void, size: usize) -> Answer {
     let (first, rest) = all.split_first().ok_or(INVALID_VALUE)?;
     let all_have = |who: &&c_int| rest.iter().all(|told| told.accessed_by.contains(*who));
     let users = first.accessed_by.iter().filter(all_have).copied();
+    let (hosts, devices): (Vec<_>, Vec<_>) = users.partition(|who| *who == CPU);
+    let users = devices.into_iter().chain(hosts);
     let padded = users.chain(std::iter::repeat(CU_DEVICE_INVALID));
     for (index, who) in padded.take(room).enumerate() {
         Value::new(out.wrapping_byte_add(index * size_of::<c_int>())).write(who)?;

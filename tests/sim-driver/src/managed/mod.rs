@@ -2,6 +2,7 @@
 //! of them access the same host pages anyway. Only device memory is counted as if it did.
 
 mod advise;
+mod batch;
 mod told;
 
 pub(crate) use told::Hearsay;
@@ -30,7 +31,7 @@ const HOST_NUMA_CURRENT: CUmemLocationType =
     CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 
 /// The exports of this folder.
-pub(crate) static ALL: &[&[&Export]] = &[EXPORTS, advise::EXPORTS];
+pub(crate) static ALL: &[&[&Export]] = &[EXPORTS, advise::EXPORTS, batch::EXPORTS];
 
 /// The location that a device number means in the older functions.
 fn place_of(number: c_int) -> CUmemLocation {

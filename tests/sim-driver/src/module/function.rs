@@ -11,6 +11,10 @@ use crate::state::{from_handle, state, to_handle};
 exports! {
     plain fn cuFuncGetName(_, out: Out<*const c_char>, function: CUfunction) {
         out.required()?;
+        // Measured of null; other functions answer INVALID_HANDLE.
+        if function.is_null() {
+            return Err(INVALID_VALUE);
+        }
         // Valid as long as the module is loaded.
         out.write(state()?.function(function)?.entry()?.name.as_ptr())
     }

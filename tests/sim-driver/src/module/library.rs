@@ -173,6 +173,10 @@ exports! {
 
     plain fn cuKernelGetName(_, out: Out<*const c_char>, kernel: CUkernel) {
         out.required()?;
+        // Measured of null; other functions answer INVALID_HANDLE.
+        if kernel.is_null() {
+            return Err(INVALID_VALUE);
+        }
         // Valid as long as the library is loaded.
         out.write(state()?.kernel(kernel)?.entry()?.name.as_ptr())
     }

@@ -5,7 +5,7 @@ use cuda_driver_sys::gdr::{
 };
 
 use crate::child::{Child, End};
-use crate::environment::{Environment, Kind, SMALL, both, gdr, library, one};
+use crate::environment::{Environment, Kind, OK, SMALL, both, cu, gdr, library, one};
 
 const NEW: (&str, &str) = ("CUDA_SIM_GDR_VERSION", "2.6");
 const NO_MODULE: (&str, &str) = ("CUDA_SIM_GDR_OPEN_ERROR", "2");
@@ -16,6 +16,8 @@ both! { "dma_buf";
     memory_is_mapped, memory_is_mapped_cumemalloc, memory_is_mapped_vmmalloc,
         &[NEW, NO_MODULE, DRIVER];
     it_can_be_wanted, it_can_be_wanted_cumemalloc, it_can_be_wanted_vmmalloc,
+        &[NEW, WANTED, DRIVER];
+    no_context_is_needed, no_context_is_needed_cumemalloc, no_context_is_needed_vmmalloc,
         &[NEW, WANTED, DRIVER];
 }
 
@@ -70,6 +72,26 @@ fn it_can_be_wanted(kind: Kind) {
     assert_eq!(mapped.get(0), 0x0303_0303);
     env.end(opened, mapped, SMALL);
     env.close(opened);
+    env.free(buffer);
+}
+
+/// The library retains the primary context itself.
+fn no_context_is_needed(kind: Kind) {
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    std::thread::spawn(move || {
+        let opened = env.open();
+        let mapped = env.pin_and_map(opened, buffer.at, SMALL);
+        mapped.set(0, 5);
+        let mut current = std::ptr::null_mut();
+        assert_eq!(cu!(env, cuCtxGetCurrent(&raw mut current)), OK);
+        assert!(current.is_null());
+        env.end(opened, mapped, SMALL);
+        env.close(opened);
+    })
+    .join()
+    .expect("no context is needed");
+    assert_eq!(env.read(buffer.at, 1), [5]);
     env.free(buffer);
 }
 

@@ -1,0 +1,144 @@
+//! Many prefetches and discards in one call, and the attachment of managed memory to streams.
+
+use std::ffi::c_ulonglong;
+
+use cuda_driver_sys::{CUdeviceptr, CUmemLocation, CUstream};
+
+use crate::copy::{By, Side};
+use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::state::{State, state};
+use crate::stream::Kind;
+
+/// Ranges of managed memory.
+#[derive(Clone, Copy)]
+struct Ranges {
+    addresses: Out<CUdeviceptr>,
+    sizes: Out<usize>,
+    count: usize,
+}
+
+/// Locations, each with the index of the first range that goes there.
+#[derive(Clone, Copy)]
+struct Places {
+    locations: Out<CUmemLocation>,
+    first: Out<usize>,
+    count: usize,
+}
+
+impl Ranges {
+    fn read(self) -> Answer<Vec<(CUdeviceptr, usize)>> {
+        let addresses = self.addresses.as_input().required()?.read_all(self.count)?;
+        let sizes = self.sizes.as_input().required()?.read_all(self.count)?;
+        if addresses.is_empty() {
+            return Err(INVALID_VALUE);
+        }
+        Ok(addresses.into_iter().zip(sizes).collect())
+    }
+}
+
+impl Places {
+    /// The location of each range.
+    fn read(self, ranges: usize) -> Answer<Vec<CUmemLocation>> {
+        let locations = self.locations.as_input().required()?.read_all(self.count)?;
+        let first = self.first.as_input().required()?.read_all(self.count)?;
+        // Measured: the first index is 0, and indices may be equal but not fall. Of equal ones the first location counts.
+        let is_ordered = first.first() == Some(&0) && first.is_sorted();
+        if !is_ordered || self.count > ranges || first.iter().any(|index| *index >= ranges) {
+            return Err(INVALID_VALUE);
+        }
+        let mut places = Vec::with_capacity(ranges);
+        for range in 0..ranges {
+            let begun = first.iter().rposition(|index| *index <= range).unwrap_or(0);
+            let index = first[begun];
+            let place = first.iter().position(|other| *other == index).unwrap_or(0);
+            places.push(locations[place]);
+        }
+        Ok(places)
+    }
+}
+
+impl State {
+    fn discard(
+        &mut self,
+        stream: (CUstream, Call),
+        (address, len): (CUdeviceptr, usize),
+    ) -> Answer {
+        let id = self.resolve(stream.0, stream.1)?;
+        if len == 0 || !self.is_managed(address) {
+            return Err(INVALID_VALUE);
+        }
+        // Only the order is checked: what a discarded byte reads as is not defined, so it may as well stay.
+        let at = self.begin(id)?;
+        self.touch("discard", at, By::Stream(id), Side::Device(address), len)?;
+        Ok(())
+    }
+
+    /// Measured: the legacy stream is refused, and a capture is lost.
+    fn check_batch_stream(
+        &mut self,
+        (stream, call): (CUstream, Call),
+        flags: c_ulonglong,
+    ) -> Answer {
+        let id = self.resolve(stream, call)?;
+        if self.stream(id)?.kind == Kind::Legacy || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if self.is_recording(id)? {
+            return self.refuse_on_recorded(id);
+        }
+        Ok(())
+    }
+}
+
+/// Runs the ranges one by one. Measured: those before a wrong one have been prefetched.
+fn submit(
+    stream: (CUstream, Call),
+    ranges: Ranges,
+    places: Option<Places>,
+    flags: c_ulonglong,
+    discards: bool,
+) -> Answer {
+    let mut state = state()?;
+    let ranges = ranges.read()?;
+    let places = places.map(|places| places.read(ranges.len())).transpose()?;
+    state.check_batch_stream(stream, flags)?;
+    for place in places.iter().flatten() {
+        state.destination(*place).map_err(|_| INVALID_VALUE)?;
+    }
+    for (index, range) in ranges.into_iter().enumerate() {
+        if discards {
+            state.discard(stream, range)?;
+        }
+        if let Some(places) = &places {
+            state.prefetch(range, places[index], 0, stream)?;
+        }
+    }
+    Ok(())
+}
+
+exports! {
+    plain fn cuMemPrefetchBatchAsync(
+        call, addresses: Out<CUdeviceptr>, sizes: Out<usize>, count: usize,
+        locations: Out<CUmemLocation>, first: Out<usize>, places: usize, flags: c_ulonglong,
+        stream: CUstream
+    ) twin cuMemPrefetchBatchAsync_ptsz {
+        let places = Places { locations, first, count: places };
+        submit((stream, call), Ranges { addresses, sizes, count }, Some(places), flags, false)
+    }
+
+    plain fn cuMemDiscardBatchAsync(
+        call, addresses: Out<CUdeviceptr>, sizes: Out<usize>, count: usize, flags: c_ulonglong,
+        stream: CUstream
+    ) twin cuMemDiscardBatchAsync_ptsz {
+        submit((stream, call), Ranges { addresses, sizes, count }, None, flags, true)
+    }
+
+    plain fn cuMemDiscardAndPrefetchBatchAsync(
+        call, addresses: Out<CUdeviceptr>, sizes: Out<usize>, count: usize,
+        locations: Out<CUmemLocation>, first: Out<usize>, places: usize, flags: c_ulonglong,
+        stream: CUstream
+    ) twin cuMemDiscardAndPrefetchBatchAsync_ptsz {
+        let places = Places { locations, first, count: places };
+        submit((stream, call), Ranges { addresses, sizes, count }, Some(places), flags, true)
+    }
+}
