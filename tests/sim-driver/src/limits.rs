@@ -47,8 +47,8 @@ impl Limits {
     fn set(&mut self, limit: CUlimit, wanted: usize) -> Answer {
         let place = self.place(limit)?;
         *place = match limit {
-            // A guess: the largest stack is that of local memory; 64 KiB are accepted, and 16 MiB are not.
-            CUlimit::CU_LIMIT_STACK_SIZE if wanted <= 512 << 10 => wanted.next_multiple_of(16),
+            // 256 KiB are accepted, and 512 KiB are not.
+            CUlimit::CU_LIMIT_STACK_SIZE if wanted <= 256 << 10 => wanted.next_multiple_of(16),
             CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => wanted.clamp(512 << 10, 2 << 30),
             // The most depends on the device's memory. A guess: a fifth of that of an H100.
             CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE => wanted.clamp(4 << 20, 16 << 30),

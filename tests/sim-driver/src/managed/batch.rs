@@ -1,13 +1,17 @@
 //! Many prefetches and discards in one call, and the attachment of managed memory to streams.
 
-use std::ffi::c_ulonglong;
+use std::ffi::{c_uint, c_ulonglong};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemLocation, CUstream};
 
+use super::{ATTACH_GLOBAL, ATTACH_HOST};
 use crate::copy::{By, Side};
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::state::{State, state};
 use crate::stream::Kind;
+
+/// For one stream alone.
+const ATTACH_SINGLE: c_uint = 4;
 
 /// Ranges of managed memory.
 #[derive(Clone, Copy)]
@@ -90,6 +94,38 @@ impl State {
     }
 }
 
+impl State {
+    /// Measured: accepted for whole blocks of `cuMemAllocManaged`. Every device here reaches managed memory at any time,
+    /// so nothing changes.
+    fn attach(
+        &mut self,
+        (stream, call): (CUstream, Call),
+        (address, len): (CUdeviceptr, usize),
+        flags: c_uint,
+    ) -> Answer {
+        let id = self.resolve(stream, call)?;
+        let is_known = match flags {
+            ATTACH_GLOBAL | ATTACH_HOST => true,
+            // Measured: the null handle is no single stream, although the stream that it means is.
+            ATTACH_SINGLE => !stream.is_null(),
+            // The driver crashes at 0.
+            _ => false,
+        };
+        let found = self.allocation(address);
+        let is_whole = found.is_some_and(|(start, found)| {
+            let is_managed = found.kind == crate::alloc::Kind::Managed;
+            is_managed && start == address && (len == 0 || len as u64 == found.size)
+        });
+        if !is_known || !is_whole {
+            return Err(INVALID_VALUE);
+        }
+        if self.is_recording(id)? {
+            return self.refuse_on_recorded(id);
+        }
+        self.begin(id).map(|_| ())
+    }
+}
+
 /// Runs the ranges one by one. Measured: those before a wrong one have been prefetched.
 fn submit(
     stream: (CUstream, Call),
@@ -117,6 +153,12 @@ fn submit(
 }
 
 exports! {
+    plain fn cuStreamAttachMemAsync(
+        call, stream: CUstream, address: CUdeviceptr, len: usize, flags: c_uint
+    ) twin cuStreamAttachMemAsync_ptsz {
+        state()?.attach((stream, call), (address, len), flags)
+    }
+
     plain fn cuMemPrefetchBatchAsync(
         call, addresses: Out<CUdeviceptr>, sizes: Out<usize>, count: usize,
         locations: Out<CUmemLocation>, first: Out<usize>, places: usize, flags: c_ulonglong,
