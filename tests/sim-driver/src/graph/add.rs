@@ -271,6 +271,9 @@ exports! {
             4 => Pattern::D32(params.value),
             _ => return Err(INVALID_VALUE),
         };
+        if !params.dst.is_multiple_of(u64::from(params.elementSize)) {
+            return Err(INVALID_VALUE);
+        }
         let len = params.width as u64 * u64::from(params.elementSize);
         state.check_range(params.dst, len)?;
         let op = Op::Fill { to: params.dst, pattern, count: params.width };
