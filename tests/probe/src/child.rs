@@ -48,6 +48,7 @@ impl Child {
                     1
                 }
             };
+            crate::calls::print(name);
             // SAFETY: ends the child at once: the driver's own clean-up at the end of a program
             // may wait for what a question left behind.
             unsafe { libc::_exit(code) };

@@ -6,9 +6,11 @@
 //! is asked in a process of its own, so that one that crashes or hangs costs only its own answer.
 
 mod across;
+mod attach;
 mod attributes;
 mod batches;
 mod callbacks;
+mod calls;
 mod capture;
 mod capture_info;
 mod capture_updates;
@@ -56,6 +58,7 @@ mod observe;
 mod peers;
 mod pinned;
 mod place;
+mod plane_sets;
 mod planes;
 mod pools;
 mod prefetch;
@@ -283,8 +286,9 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true limits: values, set, profiler, texts));
     all.extend(questions!(false limits: flags, tables, names));
     all.extend(questions!(true batches: lists, nulls, streams, contents, users));
-    all.extend(questions!(false batches: attach));
-    all.extend(questions!(true planes: pitches, bytes, pitch_zero, waits, memsets, recorded));
+    all.extend(questions!(false attach: attach));
+    all.extend(questions!(true plane_sets: memsets));
+    all.extend(questions!(true planes: pitches, bytes, pitch_zero, waits, recorded));
     all.extend(questions!(false planes: plans));
     all.extend(questions!(true registered: ranges, uses));
     all.extend(questions!(false registered: read_only));
@@ -296,6 +300,7 @@ struct Options {
     library: Option<PathBuf>,
     only: String,
     list: bool,
+    calls: bool,
 }
 
 fn options() -> Result<Options, String> {
@@ -303,11 +308,16 @@ fn options() -> Result<Options, String> {
         library: None,
         only: String::new(),
         list: false,
+        calls: false,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
-        if argument == "--list" {
-            options.list = true;
+        match argument.as_str() {
+            "--list" => options.list = true,
+            "--calls" => options.calls = true,
+            _ => {}
+        }
+        if ["--list", "--calls"].contains(&argument.as_str()) {
             continue;
         }
         let value = arguments
@@ -327,7 +337,7 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(error) => {
             eprintln!(
-                "{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING[,BEGINNING]]"
+                "{error}\nusage: probe [--list] [--calls] [--library PATH] [--only BEGINNING[,BEGINNING]]"
             );
             return ExitCode::from(2);
         }
@@ -350,6 +360,12 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_DRIVER);
         }
     };
+    if options.calls
+        && let Err(error) = calls::show(library.path())
+    {
+        eprintln!("--calls: {error}");
+        return ExitCode::from(2);
+    }
     // This process never starts the driver: a child of a started one would have none.
     let env = Environment::new(library.table(), "header");
     if !child::ask("header", child::LIMIT, || env.header()) {
