@@ -9,7 +9,7 @@ use cuda_driver_sys::CUresult;
 use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
-use crate::module::Work;
+use crate::module::{BuiltIn, ModelRun};
 use crate::pieces::stay;
 use crate::vmm;
 
@@ -29,8 +29,10 @@ pub(crate) enum Task {
         pattern: Pattern,
         count: usize,
     },
-    /// Runs a simulated kernel.
-    Kernel(Work),
+    /// Runs a built-in kernel.
+    Kernel(BuiltIn),
+    /// Runs a kernel of the program's own.
+    Model(Box<ModelRun>),
     /// Calls a host function.
     Host(HostCall),
     /// Waits for a position in another stream.
@@ -250,6 +252,8 @@ impl Task {
                 Pattern::D32(value) => bytes::fill(to, value, count),
             },
             Self::Kernel(work) => work.run(),
+            // Its accesses are not known beforehand, so each keeps its memory in place by itself.
+            Self::Model(run) => run.run(),
             Self::Host(call) => call.run(),
             Self::Wait(mark) => mark.wait(),
             Self::Signal(signal) => signal.reach(),

@@ -12,6 +12,8 @@ mod graphs;
 mod handles;
 mod harness;
 mod host;
+mod kernel_access;
+mod kernels;
 mod launches;
 mod libraries;
 mod logs;
