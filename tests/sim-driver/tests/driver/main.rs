@@ -11,6 +11,7 @@ mod dma_buf;
 mod graphs;
 mod handles;
 mod harness;
+mod header;
 mod host;
 mod kernel_access;
 mod kernels;
