@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::{CUresult, CUstream};
 
+use crate::abi::{FailLaunch, ReadMemory, RegisterModel, WriteMemory};
 pub use crate::live::Live;
 use crate::simcuda::IDENTITY;
 
@@ -40,8 +41,18 @@ pub struct Control {
     images: CountAt,
     annotate_allocate: Annotate,
     annotate_free: Annotate,
+    pub(crate) register_model: RegisterModel,
+    pub(crate) launch_functions: LaunchFunctions,
     reports: Count,
     report: Line,
+}
+
+/// What a model calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchFunctions {
+    pub(crate) read: ReadMemory,
+    pub(crate) write: WriteMemory,
+    pub(crate) fail: FailLaunch,
 }
 
 fn arm(fail: Fail, function: &str, nth: u64, code: CUresult) {
@@ -60,6 +71,8 @@ pub enum ControlError {
         /// The loader's message.
         reason: String,
     },
+    /// The built library is not where [`library_path`](crate::library_path) looks for it.
+    NotFound,
     /// The library opened, but is not this simulator.
     NotTheSimulator {
         /// The library opened.
@@ -77,6 +90,7 @@ impl fmt::Display for ControlError {
                     path.display()
                 )
             }
+            Self::NotFound => f.write_str("the built simulator was not found"),
             Self::NotTheSimulator { path } => {
                 write!(
                     f,
@@ -128,6 +142,12 @@ impl Control {
             images: function!(library, c"simcuda_images", CountAt),
             annotate_allocate: function!(library, c"simcuda_annotate_allocate", Annotate),
             annotate_free: function!(library, c"simcuda_annotate_free", Annotate),
+            register_model: function!(library, c"simcuda_kernel", RegisterModel),
+            launch_functions: LaunchFunctions {
+                read: function!(library, c"simcuda_read", ReadMemory),
+                write: function!(library, c"simcuda_write", WriteMemory),
+                fail: function!(library, c"simcuda_kernel_error", FailLaunch),
+            },
             reports: function!(library, c"simcuda_reports", Count),
             report: function!(library, c"simcuda_report", Line),
         })

@@ -30,6 +30,12 @@ pub(crate) struct Registration {
     flags: c_uint,
 }
 
+impl Registration {
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.flags & CU_MEMHOSTREGISTER_READ_ONLY != 0
+    }
+}
+
 impl State {
     /// The registered range that contains `address`, and its start.
     pub(crate) fn registration(&self, address: u64) -> Option<(u64, &Registration)> {
@@ -75,8 +81,7 @@ impl State {
         if access.address + access.len > start + found.size {
             return None;
         }
-        let is_read_only = found.flags & CU_MEMHOSTREGISTER_READ_ONLY != 0;
-        Some(if is_read_only && access.writes() {
+        Some(if found.is_read_only() && access.writes() {
             Err(INVALID_VALUE)
         } else {
             Ok(())

@@ -4,7 +4,8 @@
 //! without a GPU and gets the results measured on a real driver. See the README for what is simulated, and for the
 //! environment variables that configure it.
 //!
-//! The Rust side of this crate only finds the library and controls a loaded one: see [`library_path`] and [`Control`].
+//! The Rust side of this crate only finds the library, controls a loaded one, and gives it models of a program's
+//! kernels: see [`library_path`], [`Control`] and [`kernel`].
 //!
 //! ```
 //! let path = cuda_sim::library_path().expect("cargo has built the library");
@@ -23,6 +24,7 @@
 
 #![cfg(target_os = "linux")]
 
+mod abi;
 mod alloc;
 mod attributes;
 mod clock;
@@ -48,6 +50,7 @@ mod live;
 mod logs;
 mod managed;
 mod memory;
+mod models;
 mod module;
 mod path;
 mod peer;
@@ -58,6 +61,7 @@ mod pool;
 mod private;
 mod proc_address;
 mod queue;
+mod reach;
 mod resident;
 mod sanitizer;
 mod simcuda;
@@ -74,6 +78,7 @@ mod visible;
 mod vmm;
 
 pub use control::{Control, ControlError, Live};
+pub use models::{Launch, LaunchError, kernel};
 pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};
 
 #[cfg(test)]

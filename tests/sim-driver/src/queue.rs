@@ -9,7 +9,7 @@ use cuda_driver_sys::CUresult;
 use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
-use crate::module::Work;
+use crate::module::{BuiltIn, ModelRun};
 use crate::pieces::stay;
 use crate::plane::{FilledRows, Rows};
 use crate::vmm;
@@ -32,8 +32,10 @@ pub(crate) enum Task {
     },
     /// Repeats a pattern in rows.
     FillRows(FilledRows),
-    /// Runs a simulated kernel.
-    Kernel(Work),
+    /// Runs a built-in kernel.
+    Kernel(BuiltIn),
+    /// Runs a kernel of the program's own.
+    Model(Box<ModelRun>),
     /// Calls a host function.
     Host(HostCall),
     /// Waits for a position in another stream.
@@ -260,6 +262,8 @@ impl Task {
             Self::Write { to, bytes } => bytes::write(to, &bytes),
             Self::Fill { to, pattern, count } => pattern.fill(to, count),
             Self::Kernel(work) => work.run(),
+            // Its accesses are not known beforehand, so each keeps its memory in place by itself.
+            Self::Model(run) => run.run(),
             Self::Host(call) => call.run(),
             Self::Wait(mark) => mark.wait(),
             Self::Signal(signal) => signal.reach(),

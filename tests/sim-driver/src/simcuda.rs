@@ -1,21 +1,24 @@
 //! The simulator's own functions, exported for programs that opened the library. Their Rust side is [`crate::control`].
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUresult, CUstream};
 
+use crate::abi::{LaunchRecord, ModelFunction, Release};
 use crate::device::Device;
 use crate::export::Answer;
 use crate::fault::{self, Hit};
 use crate::live::Live;
+use crate::module::ModelRun;
+use crate::module::model::{self, Model};
 use crate::state::{State, state};
 use crate::table;
 
 /// The library's identity.
-pub(crate) const IDENTITY: &CStr = c"cuda-sim 3";
+pub(crate) const IDENTITY: &CStr = c"cuda-sim 4";
 
-/// A name passed from C; `None` for null.
+/// A text passed from C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
     if text.is_null() {
         return None;
@@ -168,9 +171,78 @@ extern "C" fn simcuda_annotate_free(address: u64, bytes: u64, stream: CUstream) 
 }
 
 fn annotate(note: impl FnOnce(&mut State) -> Answer) -> CUresult {
-    match state().and_then(|mut state| note(&mut state)) {
-        Ok(()) => CUresult::CUDA_SUCCESS,
-        Err(code) => code,
+    code(state().and_then(|mut state| note(&mut state)))
+}
+
+fn code(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// Gives the kernels of this name a model, instead of an earlier one; null removes it, or answers NOT_FOUND. `release`
+/// may be null. It is called once with `user`, when no launch can use the model any more.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_kernel(
+    name: *const c_char,
+    function: Option<ModelFunction>,
+    user: *mut c_void,
+    release: Option<Release>,
+) -> CUresult {
+    if name.is_null() {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: not null, so a zero-terminated string by the contract of this function.
+    let name = unsafe { CStr::from_ptr(name) };
+    if name.is_empty() {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    }
+    let answer = match function {
+        Some(function) => {
+            model::register(name, Model::new(function, user, release));
+            Ok(())
+        }
+        None => model::remove(name),
+    };
+    code(answer)
+}
+
+/// The launch of a running model.
+fn run<'a>(launch: *const LaunchRecord) -> Option<&'a ModelRun> {
+    // SAFETY: null, or the record of a running model by the contract of these functions.
+    let record = unsafe { launch.as_ref() }?;
+    // SAFETY: only `ModelRun::run` makes records, and the run lives as long as the model runs.
+    unsafe { record.run.cast::<ModelRun>().as_ref() }
+}
+
+/// Copies memory of the device to a model; only checks the access if `out` is null. ILLEGAL_ADDRESS if it is not the
+/// launch's to access. Once an access has failed or the launch has an error, every access fails.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_read(
+    launch: *const LaunchRecord,
+    address: u64,
+    out: *mut c_void,
+    len: usize,
+) -> CUresult {
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+    run(launch).map_or(invalid, |run| run.read(address, out, len))
+}
+
+/// The other way round.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_write(
+    launch: *const LaunchRecord,
+    address: u64,
+    from: *const c_void,
+    len: usize,
+) -> CUresult {
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+    run(launch).map_or(invalid, |run| run.write(address, from, len))
+}
+
+/// Reports that a model cannot do its work.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_kernel_error(launch: *const LaunchRecord, why: *const c_char) {
+    if let (Some(run), Some(why)) = (run(launch), name(why)) {
+        run.fail(&why);
     }
 }
 

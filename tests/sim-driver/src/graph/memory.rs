@@ -321,6 +321,12 @@ impl State {
         Some((start, block.life.as_mut().map(|life| &mut life.block)))
     }
 
+    /// The live blocks of graph memory, by address.
+    pub(crate) fn live_graph_memory(&self) -> impl Iterator<Item = (u64, &Block)> {
+        let blocks = self.graphs.memory.blocks.iter();
+        blocks.filter_map(|(start, block)| Some((*start, &block.life.as_ref()?.block)))
+    }
+
     /// Start, size and device of a live block of graph memory.
     pub(crate) fn live_graph_block(&self, address: u64) -> Option<(u64, u64, usize)> {
         let (start, block) = self.graphs.memory.block(address)?;

@@ -1,22 +1,17 @@
-//! The kernels that the simulator can run: those of the tests and examples. It identifies them by name and parameters,
-//! and ignores the instructions.
+//! The built-in kernels: those of the tests and examples. They are identified by name and parameters, and their
+//! instructions are ignored.
 
 use std::time::Duration;
 
 use super::code::Entry;
-use crate::clock::{Point, StreamId};
-use crate::copy::{By, Side};
-use crate::export::Answer;
 use crate::memory::bytes;
-use crate::queue::Task;
-use crate::state::State;
 
 /// Size of an element.
-const WORD: usize = 4;
+pub(super) const WORD: usize = 4;
 
-/// The work of a launch, whatever its grid: each thread takes the next unprocessed element.
+/// The work of a built-in kernel, whatever its grid: each thread takes the next unprocessed element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum BuiltIn {
     /// Writes one word to every element.
     Fill { to: u64, value: u32, count: u64 },
     /// Copies words.
@@ -48,8 +43,8 @@ pub(crate) struct Use {
     pub(crate) len: usize,
 }
 
-impl Work {
-    /// The work of a kernel with these arguments, if the simulator knows the kernel.
+impl BuiltIn {
+    /// The work of a kernel with these arguments, if it is built in.
     pub(super) fn new(entry: &Entry, arguments: &[u8]) -> Option<Self> {
         let mut values = [0; 4];
         let places = &entry.parameters;
@@ -153,34 +148,6 @@ impl Work {
     }
 }
 
-impl State {
-    /// Submits a kernel's work to a stream. If its memory is not accessible, the work is reported and skipped: a real
-    /// device would stop the context, and the next waiting call would report that.
-    pub(crate) fn perform_kernel(&mut self, at: Point, stream: StreamId, work: Work) -> Answer {
-        let device = self.stream(stream)?.device;
-        for Use { what, address, len } in work.uses() {
-            let side = Side::Device(address);
-            let is_straight = address.is_multiple_of(WORD as u64);
-            if !is_straight || self.touch(what, at, By::Stream(stream), side, len).is_err() {
-                let why = if is_straight {
-                    "touches memory that is not there"
-                } else {
-                    "is at no multiple of 4 bytes"
-                };
-                self.reports.add(format!(
-                    "illegal address: {what} {len} bytes at {address:#x} on stream {stream:#x} {why}; \
-                     the kernel was left out, a device would stop the context"
-                ));
-                return Ok(());
-            }
-            if what == "kernel write" {
-                self.bring(device, side, len);
-            }
-        }
-        self.stream(stream)?.queue.push(Task::Kernel(work))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::ptx::parse;
@@ -202,19 +169,19 @@ mod tests {
                 .flat_map(|value| value.to_le_bytes())
                 .collect()
         };
-        let fill = Work::new(&entry("fill"), &words(&[64, u64::MAX << 32 | 7, 3]));
-        let expected = Work::Fill {
+        let fill = BuiltIn::new(&entry("fill"), &words(&[64, u64::MAX << 32 | 7, 3]));
+        let expected = BuiltIn::Fill {
             to: 64,
             value: 7,
             count: 3,
         };
         assert_eq!(fill, Some(expected));
-        let add = Work::new(&entry("add"), &words(&[64, 128, 192, 2])).expect("known");
+        let add = BuiltIn::new(&entry("add"), &words(&[64, 128, 192, 2])).expect("known");
         let uses: Vec<_> = add.uses().iter().map(|it| (it.what, it.address)).collect();
         let (read, write) = ("kernel read", "kernel write");
         assert_eq!(uses, [(read, 128), (read, 192), (write, 64)]);
         assert_eq!(add.ranges(), [(128, 8), (192, 8), (64, 8)]);
-        let nothing = Work::new(&entry("copy"), &words(&[64, 128, 0])).expect("known");
+        let nothing = BuiltIn::new(&entry("copy"), &words(&[64, 128, 0])).expect("known");
         assert_eq!(nothing.uses(), []);
     }
 
@@ -222,7 +189,7 @@ mod tests {
     fn others_of_the_same_name_do_not() {
         let mut other = entry("spin");
         other.parameters.clear();
-        assert_eq!(Work::new(&other, &[]), None);
-        assert_eq!(Work::new(&entry("spin"), &[0; 4]), None);
+        assert_eq!(BuiltIn::new(&other, &[]), None);
+        assert_eq!(BuiltIn::new(&entry("spin"), &[0; 4]), None);
     }
 }

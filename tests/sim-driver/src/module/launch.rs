@@ -6,8 +6,8 @@ use cuda_driver_sys::{CUfunction, CUlaunchAttributeID, CUlaunchConfig, CUresult,
 
 use super::attributes::MAX_THREADS;
 use super::code::Entry;
-use super::kernel::Work;
 use super::occupancy::{Limits, MULTIPROCESSORS};
+use super::work::Work;
 use crate::export::{Answer, Call, INVALID_VALUE, In, Out, exports};
 use crate::logs;
 use crate::memory::bytes;
@@ -24,10 +24,11 @@ const BUFFER_SIZE: usize = 2;
 
 /// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
-struct Launch {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    dynamic: c_uint,
+pub(super) struct Configuration {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    /// Dynamic shared memory.
+    pub(super) dynamic: c_uint,
     is_cooperative: bool,
 }
 
@@ -40,7 +41,7 @@ struct Arguments {
     extra: Out<*mut c_void>,
 }
 
-impl Launch {
+impl Configuration {
     fn check(&self, limits: &Limits) -> Answer {
         let fits = |sizes: [u32; 3], largest: [u32; 3]| {
             let mut pairs = sizes.iter().zip(largest);
@@ -130,7 +131,7 @@ impl Arguments {
 /// Measured: on a stream that the program created, no context has to be current.
 fn launch(
     function: CUfunction,
-    launch: Launch,
+    configuration: Configuration,
     (stream, call): (CUstream, Call),
     arguments: Arguments,
 ) -> Answer {
@@ -147,12 +148,13 @@ fn launch(
     }
     let arguments = arguments.read(found.entry()?);
     let entry = found.entry()?.clone();
-    launch.check(&state.limits(id)?)?;
-    let Some(work) = Work::new(&entry, &arguments?) else {
+    configuration.check(&state.limits(id)?)?;
+    let Some(work) = Work::new(&entry, configuration, &arguments?) else {
+        let name = entry.name.to_string_lossy();
         let why = format!(
-            "the simulated driver cannot run the kernel `{}`: it runs only `fill`, `copy`, `add`, `spin` and \
-             `answer`, with the parameters that tests/data/kernels.ptx gives them",
-            entry.name.to_string_lossy()
+            "the simulated driver cannot run the kernel `{name}`: it runs only `fill`, `copy`, `add`, `spin` and \
+             `answer`, with the parameters that tests/data/kernels.ptx gives them, and kernels that have a model; give \
+             it one with `cuda_sim::kernel(\"{name}\", …)` in Rust, or `simcuda_kernel(\"{name}\", …)` in C"
         );
         // For programs that do not read the log. One write, so that other output cannot split it.
         let line = format!("cuda-sim: {why}");
@@ -184,7 +186,7 @@ fn launch_with(
             is_cooperative = unsafe { attribute.value.cooperative } != 0;
         }
     }
-    let how = Launch {
+    let how = Configuration {
         grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         dynamic: config.sharedMemBytes,
@@ -199,7 +201,7 @@ exports! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
         each: Out<*mut c_void>, extra: Out<*mut c_void>
     ) twin cuLaunchKernel_ptsz {
-        let how = Launch {
+        let how = Configuration {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             dynamic,
@@ -220,7 +222,7 @@ exports! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
         each: Out<*mut c_void>
     ) twin cuLaunchCooperativeKernel_ptsz {
-        let how = Launch {
+        let how = Configuration {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             dynamic,
@@ -241,13 +243,13 @@ mod tests {
     };
 
     fn check(grid: [u32; 3], block: [u32; 3], dynamic: u32, is_cooperative: bool) -> Answer {
-        let launch = Launch {
+        let configuration = Configuration {
             grid,
             block,
             dynamic,
             is_cooperative,
         };
-        launch.check(&LIMITS)
+        configuration.check(&LIMITS)
     }
 
     #[test]

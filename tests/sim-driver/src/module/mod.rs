@@ -1,5 +1,5 @@
-//! Modules, libraries, kernels and their launch. The simulator parses the declarations of PTX, and runs a few kernels,
-//! which it knows by name.
+//! Modules, libraries, kernels and their launch. The simulator parses the declarations of PTX. It runs kernels by name:
+//! a few that are built in, and those that the program gives a model.
 
 mod attributes;
 mod code;
@@ -10,9 +10,12 @@ mod launch;
 mod library;
 mod link;
 mod load;
+pub(crate) mod model;
 mod occupancy;
 mod ptx;
+mod run;
 mod tokens;
+mod work;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +28,10 @@ use crate::knobs::Knobs;
 use crate::state::{HandleKind, State, from_handle};
 
 use code::{Code, Entry};
-pub(crate) use kernel::Work;
+pub(crate) use kernel::BuiltIn;
 use link::Link;
+pub(crate) use run::ModelRun;
+pub(crate) use work::Work;
 
 /// Number of kernels in an image, or the line where it is refused.
 pub(crate) fn kernels(image: &[u8]) -> Result<usize, usize> {

@@ -141,6 +141,11 @@ impl Space {
         self.capacity.min(self.limit.saturating_mul(2))
     }
 
+    /// The live blocks, by address.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.live.iter().map(|(start, block)| (*start, block))
+    }
+
     /// Number of live blocks.
     pub(crate) fn live_blocks(&self) -> usize {
         self.live.len()

@@ -25,6 +25,22 @@ impl Annotations {
         self.live.len() as u64
     }
 
+    /// The live blocks, by address.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.live.iter().map(|(start, block)| (*start, block))
+    }
+
+    /// Start, end and last free of the ranges free now, by address.
+    pub(crate) fn freed(&self) -> impl Iterator<Item = (u64, u64, Point)> {
+        let all = self.freed.iter();
+        all.map(|(start, (end, point))| (*start, *end, *point))
+    }
+
+    /// The live block that starts there.
+    pub(crate) fn block_mut(&mut self, start: u64) -> Option<&mut Block> {
+        self.live.get_mut(&start)
+    }
+
     /// The last block that starts before `end`, if it extends beyond `start`.
     fn block_in(&self, start: u64, end: u64) -> Option<(u64, &Block)> {
         let (&at, block) = self.live.range(..end).next_back()?;
@@ -117,11 +133,7 @@ impl Annotations {
             sanitizer::access_after_free(reports, access, Some(freed));
         }
         for (at, block) in self.live.range_mut(start..end) {
-            reports.add(format!(
-                "out of bounds: {} {} bytes at {start:#x} on stream {:#x} runs into the block of {} \
-                 bytes at {at:#x}",
-                access.what, access.len, access.at.stream, block.size
-            ));
+            sanitizer::runs_into(reports, access, *at, block.size);
             sanitizer::remember(&mut block.accesses, access.at);
         }
     }

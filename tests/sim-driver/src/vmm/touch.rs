@@ -4,6 +4,7 @@ use super::{READ, READ_AND_WRITE};
 use crate::clock::Point;
 use crate::copy::By;
 use crate::export::{Answer, INVALID_VALUE};
+use crate::reach::{Extent, ExtentKind};
 use crate::sanitizer::{Access, remember};
 use crate::state::{State, state};
 
@@ -63,8 +64,20 @@ impl State {
         Ok(())
     }
 
+    /// The mappings that a device can access.
+    pub(crate) fn views_of(&self, device: usize) -> impl Iterator<Item = Extent> {
+        let views = self.vmm.views.iter();
+        let open = views.filter(move |(_, view)| view.access_of(device) & READ != 0);
+        open.map(move |(start, view)| Extent {
+            start: *start,
+            size: view.len,
+            is_writable: view.access_of(device) & READ_AND_WRITE == READ_AND_WRITE,
+            kind: ExtentKind::View,
+        })
+    }
+
     /// Records an access to the mapping.
-    pub(super) fn note_access(&mut self, start: u64, at: Point) {
+    pub(crate) fn note_access(&mut self, start: u64, at: Point) {
         if let Some(view) = self.vmm.views.get_mut(&start) {
             remember(&mut view.accesses, at);
         }

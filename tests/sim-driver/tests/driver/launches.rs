@@ -17,7 +17,7 @@ fn pointers<const N: usize>(arguments: &[u64; N]) -> [*mut c_void; N] {
 }
 
 /// Launches in one dimension, with arguments of at most 64 bits each.
-fn launch<const N: usize>(
+pub(crate) fn launch<const N: usize>(
     function: CUfunction,
     sizes: [c_uint; 2],
     stream: CUstream,

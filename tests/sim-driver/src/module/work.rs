@@ -1,0 +1,88 @@
+//! The work of a launch, and its submission to a stream.
+
+use std::sync::Arc;
+
+use super::code::Entry;
+use super::kernel::{BuiltIn, Use, WORD};
+use super::launch::Configuration;
+use super::model::ModelCall;
+use super::run::ModelRun;
+use crate::clock::{Point, StreamId};
+use crate::copy::{By, Side};
+use crate::export::Answer;
+use crate::queue::Task;
+use crate::state::State;
+
+/// The work of a launch.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    BuiltIn(BuiltIn),
+    /// A kernel of the program's own.
+    Model(Arc<ModelCall>),
+}
+
+impl Work {
+    /// The work of a launch, if the kernel has a model or is built in. A model comes first, so that a program can
+    /// replace a built-in kernel.
+    pub(super) fn new(
+        entry: &Entry,
+        configuration: Configuration,
+        arguments: &[u8],
+    ) -> Option<Self> {
+        if let Some(call) = ModelCall::new(entry, configuration, arguments) {
+            return Some(Self::Model(Arc::new(call)));
+        }
+        BuiltIn::new(entry, arguments).map(Self::BuiltIn)
+    }
+
+    /// Its reads, then its writes. The accesses of a model are not known; its pointers stand for them.
+    pub(crate) fn uses(&self) -> Vec<Use> {
+        match self {
+            Self::BuiltIn(work) => work.uses(),
+            Self::Model(call) => call.pointers(),
+        }
+    }
+}
+
+impl State {
+    /// Submits a kernel's work to a stream.
+    pub(crate) fn perform_kernel(&mut self, at: Point, stream: StreamId, work: Work) -> Answer {
+        let task = match work {
+            Work::BuiltIn(work) if self.check_built_in(at, stream, work)? => Task::Kernel(work),
+            Work::BuiltIn(_) => return Ok(()),
+            Work::Model(call) => {
+                let reach = self.reach(stream)?;
+                let frees = self.reports.watch_frees(at);
+                let device = self.stream(stream)?.device;
+                Task::Model(Box::new(ModelRun::new(call, at, device, reach, frees)))
+            }
+        };
+        self.stream(stream)?.queue.push(task)
+    }
+
+    /// False if the memory is not accessible. The work is then reported, and skipped: a real device would stop the
+    /// context, and the next waiting call would report that.
+    fn check_built_in(&mut self, at: Point, stream: StreamId, work: BuiltIn) -> Answer<bool> {
+        let device = self.stream(stream)?.device;
+        for Use { what, address, len } in work.uses() {
+            let side = Side::Device(address);
+            let is_straight = address.is_multiple_of(WORD as u64);
+            if !is_straight || self.touch(what, at, By::Stream(stream), side, len).is_err() {
+                let why = if is_straight {
+                    "touches memory that is not there"
+                } else {
+                    "is at no multiple of 4 bytes"
+                };
+                self.reports.add(format!(
+                    "illegal address: {what} {len} bytes at {address:#x} on stream {stream:#x} {why}; \
+                     the kernel was left out, a device would stop the context"
+                ));
+                return Ok(false);
+            }
+            if what == "kernel write" {
+                self.bring(device, side, len);
+            }
+        }
+        Ok(true)
+    }
+}
