@@ -22,6 +22,13 @@ pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
         .map(|path| path.canonicalize().unwrap_or(path))
 }
 
+/// Copies a library into the folder of a machine, under its plain name.
+pub(crate) fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Result<PathBuf> {
+    let copy = folder.join(file);
+    std::fs::copy(library, &copy)?;
+    Ok(copy)
+}
+
 /// The library in one folder. Cargo adds a hash to its name if the crate is a dependency from git or from a registry;
 /// older builds remain beside the newest one.
 fn library_in(folder: &Path, file: &str) -> Option<PathBuf> {

@@ -9,6 +9,7 @@ use cuda_driver_sys::CUresult;
 use crate::device;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::knobs::Knobs;
+use crate::settings::{machine_folder, setting};
 use crate::state;
 
 exports! {
@@ -24,10 +25,7 @@ exports! {
             // Refused in a forked child, as by the driver.
             return state::check_initialised();
         }
-        // Non-UTF-8 text is neither a number nor a name.
-        let value = std::env::var_os("CUDA_VISIBLE_DEVICES");
-        let value = value.as_ref().map(|value| value.to_string_lossy());
-        let devices = device::visible(knobs, value.as_deref());
+        let devices = device::visible(knobs, visible_devices().as_deref());
         if devices.is_empty() {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
@@ -51,6 +49,15 @@ exports! {
             code => text(out, code.meaning()),
         }
     }
+}
+
+fn visible_devices() -> Option<String> {
+    const NAME: &str = "CUDA_VISIBLE_DEVICES";
+    if machine_folder().is_some() {
+        return setting(NAME);
+    }
+    // Non-UTF-8 text is neither a number nor a name.
+    std::env::var_os(NAME).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Returns a static text; null and INVALID_VALUE for an unknown code.

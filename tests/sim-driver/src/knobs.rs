@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::settings::setting;
+
 /// The first version whose dma-bufs the host can map.
 const DMA_BUF_MMAP_SINCE: u32 = 13030;
 
@@ -60,6 +62,8 @@ pub(crate) struct Knobs {
     pub(crate) chunk: u64,
     /// Physical memory comes in multiples of this.
     pub(crate) granularity: u64,
+    /// Where the numbers of handles start, so that several machines in a process have different ones.
+    pub(crate) first_handle: u64,
 }
 
 /// The driver model of a device.
@@ -103,6 +107,7 @@ impl Default for Knobs {
             chunk: 32 << 20,
             // Measured: both the minimum and the recommended granularity.
             granularity: 2 << 20,
+            first_handle: 0,
         }
     }
 }
@@ -112,7 +117,7 @@ impl Knobs {
     pub(crate) fn get() -> &'static Self {
         static KNOBS: OnceLock<Knobs> = OnceLock::new();
         KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            let (knobs, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim: {complaint}");
             }
@@ -122,7 +127,7 @@ impl Knobs {
 
     /// The version of a library opened now. Reports no complaints, which the library does itself.
     pub(crate) fn version_to_come() -> u32 {
-        Self::read(|name| std::env::var(name).ok()).0.version
+        Self::read(setting).0.version
     }
 
     /// Reads the settings through `look_up`, with a complaint for each invalid value.
@@ -183,6 +188,7 @@ impl Knobs {
                 default.granularity,
                 64 << 10..=1 << 30,
             ),
+            first_handle: read("CUDA_SIM_HANDLES", 0, 0..=1 << 35),
         };
         if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
             match pairs(&text, '-') {

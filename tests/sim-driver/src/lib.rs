@@ -48,6 +48,7 @@ mod knobs;
 mod limits;
 mod live;
 mod logs;
+mod machine;
 mod managed;
 mod memory;
 mod models;
@@ -64,6 +65,7 @@ mod queue;
 mod reach;
 mod resident;
 mod sanitizer;
+mod settings;
 mod simcuda;
 mod slab;
 mod state;
@@ -78,6 +80,9 @@ mod visible;
 mod vmm;
 
 pub use control::{Control, ControlError, Live};
+#[cfg(feature = "cuda-mem")]
+pub use machine::driver;
+pub use machine::{Machine, Simulator, StartError, Violations};
 pub use models::{Launch, LaunchError, kernel};
 pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};
 

@@ -11,7 +11,7 @@ use crate::knobs::Knobs;
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
 
-const FILE: &str = "libcuda_sim.so";
+pub(crate) const FILE: &str = "libcuda_sim.so";
 
 /// The built simulator: `$CUDA_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate
 /// was built.

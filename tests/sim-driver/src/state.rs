@@ -96,7 +96,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         vmm: Vmm::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
-        next_handle: 0,
+        next_handle: knobs.first_handle,
     };
     // If another thread was first, its state stays.
     let _ = STATE.set(Mutex::new(state));

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::OnceLock;
 
 use cuda_driver_sys::{
@@ -13,6 +14,7 @@ use cuda_driver_sys::{
 };
 
 use crate::export::Answer;
+use crate::settings::machine_folder;
 
 type CheckDirect = extern "C" fn(u64, u64) -> CUresult;
 type PartOf = unsafe extern "C" fn(u64, u64, *mut c_int, *mut u64, *mut u64) -> CUresult;
@@ -73,7 +75,13 @@ impl Driver {
     }
 
     fn find() -> Option<Self> {
-        let library = loaded_files().iter().find_map(|name| simulator(name))?;
+        let library = match machine_folder() {
+            Some(folder) => {
+                let path = folder.join("libcuda_sim.so");
+                simulator(&CString::new(path.as_os_str().as_bytes()).ok()?)?
+            }
+            None => loaded_files().iter().find_map(|name| simulator(name))?,
+        };
         /// A function of the simulator, with the type that its name implies.
         macro_rules! function {
             ($name:literal) => {{

@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use crate::settings::setting;
+
 use cuda_driver_sys::gdr::gdr_mapping_type_t;
 
 /// Major and minor.
@@ -28,7 +30,7 @@ impl Knobs {
     pub(crate) fn get() -> &'static Self {
         static KNOBS: OnceLock<Knobs> = OnceLock::new();
         KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            let (knobs, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim-gdr: {complaint}");
             }

@@ -41,11 +41,13 @@ mod functions;
 mod knobs;
 mod path;
 mod pins;
+#[path = "../../sim-driver/src/settings.rs"]
+mod settings;
 #[cfg(target_pointer_width = "64")]
 mod vanish;
 mod window;
 
-pub use path::{LIBRARY_VARIABLE, library_path};
+pub use path::{LIBRARY_VARIABLE, library_for, library_path};
 
 #[cfg(test)]
 cuda_mem_watchdog::watch_program!();

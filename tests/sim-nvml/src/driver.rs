@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use crate::find::built_library;
 use crate::knobs::Unit;
+use crate::settings::machine_folder;
 
 /// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for the whole GPU.
 type MemoryUsed = unsafe extern "C" fn(u64, u64) -> u64;
@@ -23,7 +24,11 @@ fn function() -> Option<MemoryUsed> {
     if let Some(found) = FOUND.get() {
         return Some(*found);
     }
-    let path = built_library("CUDA_SIM_LIBRARY", "libcuda_sim.so")?;
+    const FILE: &str = "libcuda_sim.so";
+    let path = match machine_folder() {
+        Some(folder) => folder.join(FILE),
+        None => built_library("CUDA_SIM_LIBRARY", FILE)?,
+    };
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: with NOLOAD nothing is loaded and no initialiser runs.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };

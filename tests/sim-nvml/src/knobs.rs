@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::settings::setting;
+
 /// A GPU, or one of its MIG instances.
 pub(crate) type Unit = (usize, Option<usize>);
 
@@ -37,7 +39,7 @@ impl Knobs {
     pub(crate) fn get() -> &'static Self {
         static KNOBS: OnceLock<Knobs> = OnceLock::new();
         KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            let (knobs, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim-nvml: {complaint}");
             }

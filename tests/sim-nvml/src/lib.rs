@@ -45,8 +45,10 @@ mod machine;
 #[cfg(target_pointer_width = "64")]
 mod missing;
 mod path;
+#[path = "../../sim-driver/src/settings.rs"]
+mod settings;
 
-pub use path::{LIBRARY_VARIABLE, library_path, use_if_no_nvml};
+pub use path::{LIBRARY_VARIABLE, library_for, library_path, use_if_no_nvml};
 
 #[cfg(test)]
 cuda_mem_watchdog::watch_program!();

@@ -1,10 +1,11 @@
 //! Path of the built library.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
 
-use crate::find::built_library;
+use crate::find::{built_library, copy_library};
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";
@@ -16,6 +17,30 @@ const FILE: &str = "libnvidia_ml_sim.so";
 #[must_use]
 pub fn library_path() -> Option<PathBuf> {
     built_library(LIBRARY_VARIABLE, FILE)
+}
+
+/// A copy of the library for a machine in this process, named by its driver: `cuda_sim::Simulator::path`. It describes the
+/// same devices, and counts memory of no other driver.
+///
+/// ```
+/// use cuda_mem::placement::Nvml;
+///
+/// let simulator = cuda_sim::Machine::new().devices(2).start()?;
+/// let path = nvidia_ml_sim::library_for(simulator.path())?;
+/// // SAFETY: the file is the simulated NVML.
+/// let nvml = unsafe { Nvml::load_from(path) }?;
+/// assert_eq!(nvml.devices()?.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// If the library was not built, or the machine's folder is gone.
+pub fn library_for(driver: &Path) -> io::Result<PathBuf> {
+    let (Some(library), Some(folder)) = (library_path(), driver.parent()) else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    copy_library(&library, folder, FILE)
 }
 
 /// Points programs that look for NVML to the simulated one if this machine has none. For the examples in documentation,

@@ -30,6 +30,7 @@ mod pressure;
 mod process;
 mod reuse;
 mod sanitizer;
+mod several;
 mod streams;
 mod told;
 mod vmm;

@@ -1,0 +1,311 @@
+//! Machines for tests: each is a copy of the library with settings of its own, so that several can be in one process.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver_sys::{DriverLibrary, LoadError};
+
+use crate::control::{Control, ControlError};
+use crate::find::copy_library;
+use crate::path::{FILE, library_path};
+use crate::settings;
+
+/// A machine to simulate: devices, their memory, and what they lack. Without changes it has one H200 and CUDA 13.0.
+///
+/// [`start`](Self::start) gives every caller a machine of its own, with devices, contexts, counts and faults of its own.
+/// Tests that run side by side in one process do not see each other's.
+///
+/// ```
+/// use cuda_sim::Machine;
+///
+/// let simulator = Machine::new().devices(2).memory(8 << 30).start()?;
+/// let driver = simulator.library().table();
+/// let (init, count) = (driver.cuInit.unwrap(), driver.cuDeviceGetCount.unwrap());
+/// let mut devices = 0;
+/// // SAFETY: the simulator's functions have the signatures of the driver, and the place is valid for a write.
+/// let codes = unsafe { [init(0), count(&raw mut devices)] };
+/// assert!(codes.iter().all(|code| code.0 == 0));
+/// assert_eq!(devices, 2);
+/// assert_eq!(simulator.control().calls("cuInit"), 1);
+/// simulator.check()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a machine does nothing until it is started"]
+pub struct Machine {
+    settings: Vec<(String, String)>,
+    mig: Vec<String>,
+    no_pools: Vec<String>,
+}
+
+impl Machine {
+    /// A machine with one H200 and CUDA 13.0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of devices, up to 64.
+    pub fn devices(self, count: usize) -> Self {
+        self.set("CUDA_SIM_DEVICES", count)
+    }
+
+    /// Bytes of memory of each device. Takes real memory only where it is written.
+    pub fn memory(self, bytes: u64) -> Self {
+        self.set("CUDA_SIM_MEMORY", bytes)
+    }
+
+    /// The CUDA version of the driver, from 11.0 on. Functions of newer versions are absent.
+    pub fn cuda_version(self, major: u32, minor: u32) -> Self {
+        let version = major.saturating_mul(1000);
+        self.set(
+            "CUDA_SIM_DRIVER_VERSION",
+            version.saturating_add(minor.saturating_mul(10)),
+        )
+    }
+
+    /// Divides a device into so many MIG instances, up to 7. A process sees one instance.
+    pub fn mig(mut self, device: usize, instances: usize) -> Self {
+        self.mig.push(format!("{device}:{instances}"));
+        let list = self.mig.join(",");
+        self.set("CUDA_SIM_MIG", list)
+    }
+
+    /// No device has memory pools.
+    pub fn no_pools(self) -> Self {
+        self.set("CUDA_SIM_POOLS", 0)
+    }
+
+    /// One device has none.
+    pub fn no_pools_on(mut self, device: usize) -> Self {
+        self.no_pools.push(device.to_string());
+        let list = self.no_pools.join(",");
+        self.set("CUDA_SIM_NO_POOLS", list)
+    }
+
+    /// No device reaches another one's memory.
+    pub fn no_peers(self) -> Self {
+        self.set("CUDA_SIM_PEERS", 0)
+    }
+
+    /// What the process finds in `CUDA_VISIBLE_DEVICES`; the environment's own value is not used.
+    pub fn visible(self, devices: impl fmt::Display) -> Self {
+        self.set("CUDA_VISIBLE_DEVICES", devices)
+    }
+
+    /// Any other setting, by the name of its variable: `CUDA_SIM_…`, and for the libraries beside it `NVML_SIM_…` and
+    /// `CUDA_SIM_GDR_…`. Invalid values are reported on standard error, and have no effect.
+    pub fn set(mut self, variable: &str, value: impl fmt::Display) -> Self {
+        self.settings.retain(|(name, _)| name != variable);
+        self.settings.push((variable.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Starts it. Takes some milliseconds: a copy of the library is opened, which stays loaded until the process exits.
+    ///
+    /// # Errors
+    ///
+    /// If the library was not built, or cannot be copied to the folder for temporary files and opened there.
+    pub fn start(mut self) -> Result<Simulator, StartError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Handles of one machine mean nothing to another one.
+        self = self.set("CUDA_SIM_HANDLES", number << 20);
+        let library = library_path().ok_or(StartError::NotBuilt)?;
+        let folder = Folder::new(number).map_err(StartError::Copy)?;
+        settings::write(&folder.0, &self.settings).map_err(StartError::Copy)?;
+        let path = copy_library(&library, &folder.0, FILE).map_err(StartError::Copy)?;
+        let control = Control::open(&path).map_err(StartError::Open)?;
+        // SAFETY: the file is the simulator, which identified itself just now.
+        let library = unsafe { cuda_driver_sys::load_from(&path) }.map_err(StartError::Load)?;
+        Ok(Simulator {
+            path,
+            control,
+            library,
+            _folder: folder,
+        })
+    }
+}
+
+/// A folder for one machine, removed when dropped. What was loaded from it stays loaded.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(number: u64) -> io::Result<Self> {
+        let all = std::env::temp_dir().canonicalize()?;
+        let process = std::process::id();
+        // Left behind by an earlier process of this number that was killed, or somebody else's.
+        for attempt in 0..100 {
+            let folder = all.join(format!("cuda-sim-{process}-{number}-{attempt}"));
+            match std::fs::create_dir(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.map(|()| Self(folder)),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Nobody can be told.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A started [`Machine`].
+///
+/// Dropping it removes the files that were copied for it. The driver works until the process exits, but libraries that go
+/// with it, such as the simulated NVML, can no longer be opened.
+#[derive(Debug)]
+pub struct Simulator {
+    path: PathBuf,
+    control: Control,
+    library: &'static DriverLibrary,
+    _folder: Folder,
+}
+
+impl Simulator {
+    /// The machine's driver library.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The machine's driver, opened.
+    #[must_use]
+    pub fn library(&self) -> &'static DriverLibrary {
+        self.library
+    }
+
+    /// The machine's driver, initialised. The same on every call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::load`](cuda_mem::Driver::load).
+    #[cfg(feature = "cuda-mem")]
+    pub fn driver(&self) -> cuda_mem::Result<cuda_mem::Driver> {
+        // SAFETY: the file is the simulator.
+        unsafe { cuda_mem::Driver::load_from(&self.path) }
+    }
+
+    /// Counts, faults and reports of this machine.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Fails if the order sanitizer has found anything since the start or the last [`reset`](Control::reset). Call it at
+    /// the end of a test, once all streams are done.
+    ///
+    /// # Errors
+    ///
+    /// The reports.
+    pub fn check(&self) -> Result<(), Violations> {
+        match self.control.report_count() {
+            0 => Ok(()),
+            count => Err(Violations {
+                count,
+                reports: self.control.reports(),
+            }),
+        }
+    }
+}
+
+/// What the order sanitizer found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violations {
+    count: u64,
+    reports: Vec<String>,
+}
+
+impl Violations {
+    /// The reports, one per line. The first thousand are kept.
+    #[must_use]
+    pub fn reports(&self) -> &[String] {
+        &self.reports
+    }
+}
+
+impl fmt::Display for Violations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the order sanitizer has {} reports", self.count)?;
+        self.reports
+            .iter()
+            .try_for_each(|report| write!(f, "\n  {report}"))
+    }
+}
+
+impl Error for Violations {}
+
+/// Why a machine did not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The simulator's library is not where cargo builds it; `CUDA_SIM_LIBRARY` may name it.
+    NotBuilt,
+    /// It cannot be copied.
+    Copy(io::Error),
+    /// The copy does not open.
+    Open(ControlError),
+    /// The copy is no driver.
+    Load(LoadError),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotBuilt => f.write_str(
+                "libcuda_sim.so is not beside the program; build the package cuda-sim, or name the file in \
+                 CUDA_SIM_LIBRARY",
+            ),
+            Self::Copy(error) => {
+                let folder = std::env::temp_dir();
+                write!(f, "the simulator cannot be copied to {}: {error}", folder.display())
+            }
+            Self::Open(error) => error.fmt(f),
+            Self::Load(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::NotBuilt => None,
+            Self::Copy(error) => Some(error),
+            Self::Open(error) => Some(error),
+            Self::Load(error) => Some(error),
+        }
+    }
+}
+
+/// The driver of a new machine with one H200: the first line of a test. Each call gives another machine.
+///
+/// [`Machine`] describes other ones, and keeps what counts calls and makes them fail.
+///
+/// # Panics
+///
+/// If the simulator was not built or does not open: a test cannot do without.
+///
+/// ```
+/// use cuda_mem::MemoryPool;
+///
+/// let device = cuda_sim::driver().device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let numbers = pool.alloc_from(&stream, &[1_u32, 2, 3])?;
+/// assert_eq!(numbers.to_vec()?, [1, 2, 3]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[cfg(feature = "cuda-mem")]
+#[must_use]
+pub fn driver() -> cuda_mem::Driver {
+    let simulator = Machine::new().start();
+    let simulator = simulator.unwrap_or_else(|error| panic!("no simulated driver: {error}"));
+    let driver = simulator.driver();
+    driver.unwrap_or_else(|error| panic!("the simulated driver does not start: {error}"))
+}

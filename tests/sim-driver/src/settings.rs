@@ -1,0 +1,72 @@
+//! Settings: those of one machine if this library is a copy that was made for it, else those of the environment. The other
+//! simulated libraries compile this file too.
+
+use std::ffi::{CStr, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The settings of a machine, beside the libraries that were copied for it: lines of a name, `=`, and a value.
+const FILE: &str = "libcuda_sim.settings";
+
+type Settings = Vec<(String, String)>;
+
+/// A setting. A machine has nothing from the environment, so that tests in one process stay apart.
+pub(crate) fn setting(name: &str) -> Option<String> {
+    match of_machine() {
+        Some((_, settings)) => settings
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.clone()),
+        None => std::env::var(name).ok(),
+    }
+}
+
+/// The folder of the machine that this library was copied for.
+#[allow(
+    dead_code,
+    reason = "not every library that compiles this file needs it"
+)]
+pub(crate) fn machine_folder() -> Option<&'static Path> {
+    of_machine().map(|(folder, _)| folder.as_path())
+}
+
+fn of_machine() -> Option<&'static (PathBuf, Settings)> {
+    static FOUND: OnceLock<Option<(PathBuf, Settings)>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let folder = own_file()?.parent()?.to_owned();
+            let text = std::fs::read_to_string(folder.join(FILE)).ok()?;
+            let lines = text.lines().filter_map(|line| line.split_once('='));
+            let settings = lines.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let settings = settings.collect();
+            Some((folder, settings))
+        })
+        .as_ref()
+}
+
+/// The file that this code was loaded from, under the name by which it was opened.
+fn own_file() -> Option<PathBuf> {
+    let address = own_file as *const c_void;
+    // SAFETY: plain data, for which zero is valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address is accepted, and the place is valid for a write.
+    let found = unsafe { libc::dladdr(address, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the name of a loaded file, which stays loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
+}
+
+/// Writes the settings of a new machine into its folder.
+#[allow(dead_code, reason = "only the driver makes machines")]
+pub(crate) fn write(folder: &Path, settings: &[(String, String)]) -> std::io::Result<()> {
+    let lines = settings.iter().map(|(name, value)| {
+        // A line is one setting.
+        let value = value.replace(['\n', '\r'], " ");
+        format!("{name}={value}\n")
+    });
+    std::fs::write(folder.join(FILE), lines.collect::<String>())
+}
