@@ -1,5 +1,4 @@
-//! Has two purposes: `OUT_DIR` lets `library_path()` find the built library, and the library binds to its own functions
-//! even where a real driver is loaded globally.
+//! The library binds to its own functions even where a real driver is loaded globally.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

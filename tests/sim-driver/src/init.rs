@@ -5,11 +5,11 @@ use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::CUresult;
+use cuda_sim_support::settings::{machine_folder, setting};
 
 use crate::device;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::knobs::Knobs;
-use crate::settings::{machine_folder, setting};
 use crate::state;
 
 exports! {

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::settings::setting;
+use cuda_sim_support::settings::setting;
 
 /// The first version whose dma-bufs the host can map.
 const DMA_BUF_MMAP_SINCE: u32 = 13030;

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::{DriverLibrary, LoadError};
+use cuda_sim_support::find::copy_library;
+use cuda_sim_support::settings;
 
 use crate::control::{Control, ControlError};
-use crate::find::copy_library;
 use crate::path::{FILE, library_path};
-use crate::settings;
 
 /// A machine to simulate: devices, their memory, and what they lack. Without changes it has one H200 and CUDA 13.0.
 ///

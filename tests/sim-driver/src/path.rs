@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::CudaVersion;
+use cuda_sim_support::find::built_library;
 
 use crate::control::Control;
-use crate::find::built_library;
 use crate::knobs::Knobs;
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.

@@ -12,7 +12,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 /// Run first by the loader.
 extern "C" fn on_load() {
-    crate::elf::hide_in_library(on_load as *const c_void, |name| {
+    cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
         let version = CudaVersion::from_raw(Knobs::get().version);
         Symbol::find(name).is_some_and(|symbol| symbol.since() > version)
     });

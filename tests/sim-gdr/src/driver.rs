@@ -12,9 +12,9 @@ use cuda_driver_sys::{
     PFN_cuDeviceGetCount, PFN_cuDevicePrimaryCtxRelease_v2, PFN_cuDevicePrimaryCtxRetain,
     PFN_cuInit, PFN_cuMemGetHandleForAddressRange, PFN_cuPointerGetAttribute,
 };
+use cuda_sim_support::settings::machine_folder;
 
 use crate::export::Answer;
-use crate::settings::machine_folder;
 
 type CheckDirect = extern "C" fn(u64, u64) -> CUresult;
 type PartOf = unsafe extern "C" fn(u64, u64, *mut c_int, *mut u64, *mut u64) -> CUresult;

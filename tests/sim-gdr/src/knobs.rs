@@ -3,9 +3,8 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use crate::settings::setting;
-
 use cuda_driver_sys::gdr::gdr_mapping_type_t;
+use cuda_sim_support::settings::setting;
 
 /// Major and minor.
 pub(crate) type Version = (c_int, c_int);

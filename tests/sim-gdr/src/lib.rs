@@ -31,18 +31,11 @@
 #![cfg(target_os = "linux")]
 
 mod driver;
-#[cfg(target_pointer_width = "64")]
-#[path = "../../sim-driver/src/elf.rs"]
-mod elf;
 mod export;
-#[path = "../../sim-driver/src/find.rs"]
-mod find;
 mod functions;
 mod knobs;
 mod path;
 mod pins;
-#[path = "../../sim-driver/src/settings.rs"]
-mod settings;
 #[cfg(target_pointer_width = "64")]
 mod vanish;
 mod window;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::find::{built_library, copy_library};
+use cuda_sim_support::find::{built_library, copy_library};
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_GDR_LIBRARY";

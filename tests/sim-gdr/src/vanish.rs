@@ -10,7 +10,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 /// Run first by the loader. Does nothing in a program that only links this crate.
 extern "C" fn on_load() {
-    crate::elf::hide_in_library(on_load as *const c_void, |name| {
+    cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
         let knobs = Knobs::get();
         let is_missing = knobs.missing.iter().any(|missing| missing == name);
         is_missing || !is_of(name, knobs.version)

@@ -4,9 +4,10 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::OnceLock;
 
-use crate::find::built_library;
+use cuda_sim_support::find::built_library;
+use cuda_sim_support::settings::machine_folder;
+
 use crate::knobs::Unit;
-use crate::settings::machine_folder;
 
 /// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for the whole GPU.
 type MemoryUsed = unsafe extern "C" fn(u64, u64) -> u64;

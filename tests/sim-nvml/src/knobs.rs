@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::settings::setting;
+use cuda_sim_support::settings::setting;
 
 /// A GPU, or one of its MIG instances.
 pub(crate) type Unit = (usize, Option<usize>);

@@ -33,20 +33,13 @@
 #![cfg(target_os = "linux")]
 
 mod driver;
-#[cfg(target_pointer_width = "64")]
-#[path = "../../sim-driver/src/elf.rs"]
-mod elf;
 mod export;
-#[path = "../../sim-driver/src/find.rs"]
-mod find;
 mod functions;
 mod knobs;
 mod machine;
 #[cfg(target_pointer_width = "64")]
 mod missing;
 mod path;
-#[path = "../../sim-driver/src/settings.rs"]
-mod settings;
 
 pub use path::{LIBRARY_VARIABLE, library_for, library_path, use_if_no_nvml};
 

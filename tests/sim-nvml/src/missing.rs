@@ -12,7 +12,7 @@ static ON_LOAD: extern "C" fn() = on_load;
 extern "C" fn on_load() {
     let missing = &Knobs::get().missing;
     if !missing.is_empty() {
-        crate::elf::hide_in_library(on_load as *const c_void, |name| {
+        cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
             missing.iter().any(|symbol| symbol == name)
         });
     }

@@ -4,8 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
-
-use crate::find::{built_library, copy_library};
+use cuda_sim_support::find::{built_library, copy_library};
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";

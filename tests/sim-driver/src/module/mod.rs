@@ -136,7 +136,7 @@ fn is_lazy(value: Option<&str>, version: u32) -> bool {
 
 impl Modules {
     pub(crate) fn new(knobs: &Knobs) -> Self {
-        let value = crate::settings::setting("CUDA_MODULE_LOADING");
+        let value = cuda_sim_support::settings::setting("CUDA_MODULE_LOADING");
         Self {
             is_lazy: is_lazy(value.as_deref(), knobs.version),
             modules: BTreeMap::new(),

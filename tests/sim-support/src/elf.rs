@@ -1,4 +1,4 @@
-//! Hides exports of a library, because an older one lacks newer symbols. The simulated NVML compiles this file too.
+//! Hides exports of a library, because an older one lacks newer symbols.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -20,7 +20,7 @@ struct Dyn {
 
 /// Hides exports of the library that contains `address`. Called from its initialisers, before any symbol lookup. Does
 /// nothing in a program that only links the code.
-pub(crate) fn hide_in_library(address: *const c_void, is_hidden: impl Fn(&str) -> bool) {
+pub fn hide_in_library(address: *const c_void, is_hidden: impl Fn(&str) -> bool) {
     if let Some(module) = Module::of(address).filter(|module| !module.is_program) {
         module.hide(is_hidden);
     }

@@ -1,5 +1,4 @@
-//! Settings: those of one machine if this library is a copy that was made for it, else those of the environment. The other
-//! simulated libraries compile this file too.
+//! Settings: those of one machine if this library is a copy that was made for it, else those of the environment.
 
 use std::ffi::{CStr, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,8 +10,8 @@ const FILE: &str = "libcuda_sim.settings";
 
 type Settings = Vec<(String, String)>;
 
-/// A setting. A machine has nothing from the environment, so that tests in one process stay apart.
-pub(crate) fn setting(name: &str) -> Option<String> {
+/// The value of a setting, by the name of its variable. A machine has nothing from the environment, so that tests in one process stay apart.
+pub fn setting(name: &str) -> Option<String> {
     match of_machine() {
         Some((_, settings)) => settings
             .iter()
@@ -27,7 +26,7 @@ pub(crate) fn setting(name: &str) -> Option<String> {
     dead_code,
     reason = "not every library that compiles this file needs it"
 )]
-pub(crate) fn machine_folder() -> Option<&'static Path> {
+pub fn machine_folder() -> Option<&'static Path> {
     of_machine().map(|(folder, _)| folder.as_path())
 }
 
@@ -61,8 +60,7 @@ fn own_file() -> Option<PathBuf> {
 }
 
 /// Writes the settings of a new machine into its folder.
-#[allow(dead_code, reason = "only the driver makes machines")]
-pub(crate) fn write(folder: &Path, settings: &[(String, String)]) -> std::io::Result<()> {
+pub fn write(folder: &Path, settings: &[(String, String)]) -> std::io::Result<()> {
     let lines = settings.iter().map(|(name, value)| {
         // A line is one setting.
         let value = value.replace(['\n', '\r'], " ");

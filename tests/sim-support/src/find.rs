@@ -1,10 +1,10 @@
-//! Finds a built library. The other simulated libraries compile this file too.
+//! Finds a built library.
 
 use std::path::{Path, PathBuf};
 
 /// A library of this crate: the one named by a variable, or one beside the running program, or in the target folder
 /// where this crate was built.
-pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
+pub fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
         return Some(PathBuf::from(path)).filter(|path| path.is_file());
     }
@@ -23,7 +23,7 @@ pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
 }
 
 /// Copies a library into the folder of a machine, under its plain name.
-pub(crate) fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Result<PathBuf> {
+pub fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Result<PathBuf> {
     let copy = folder.join(file);
     std::fs::copy(library, &copy)?;
     Ok(copy)
