@@ -1,4 +1,5 @@
-//! A program outside the workspace, made from the README alone, as a new user would make it.
+//! Programs outside the workspace: one made from the README alone, as a new user would make it, and the examples of
+//! testing without a GPU.
 //!
 //! The crates come from git: cargo names their files otherwise than those of a workspace, and only what is
 //! committed is there.
@@ -13,6 +14,16 @@ use crate::workspace;
 
 /// What the README has in the place of the repository's address.
 const URL: &str = "URL-OF-THIS-REPOSITORY";
+
+/// The files of each example that its run needs.
+const EXAMPLES: &[(&str, &[&str])] = &[
+    ("cuda-mem", &["Cargo.toml", "src/lib.rs", "tests/memory.rs"]),
+    (
+        "cudarc",
+        &["Cargo.toml", "src/lib.rs", "tests/memory.rs", "run.sh"],
+    ),
+    ("c", &["memory.c", "run.sh"]),
+];
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -53,7 +64,52 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "the README shows this, and the program does not print it: {promised}"
         );
     }
+    examples(&root, &scratch.path().join("ci-example"))
+}
+
+/// The projects of `tests/ci-example`, in a folder with nothing else of the workspace.
+fn examples(root: &Path, folder: &Path) -> Result<()> {
+    let repository = format!("file://{}", root.display());
+    let from = root.join("tests/ci-example");
+    for (name, files) in EXAMPLES {
+        for file in *files {
+            let text = workspace::read(&from.join(name).join(file))?;
+            let to = folder.join(name).join(file);
+            std::fs::create_dir_all(to.parent().context("a file in a folder")?)?;
+            workspace::write(&to, &text.replace(URL, &repository))?;
+        }
+    }
+    let output = cargo(&folder.join("cuda-mem"), &["test", "--quiet"])?;
+    print!("{output}");
+    ensure!(
+        output.contains("5 passed"),
+        "the tests with cuda-mem did not run"
+    );
+    let output = script(&folder.join("cudarc"), &[])?;
+    print!("{output}");
+    ensure!(
+        output.contains("1 passed"),
+        "the test with cudarc did not run"
+    );
+    let library = simulator(&folder.join("cudarc"))?;
+    let include = root.join("tests/sim-driver/include");
+    let output = script(&folder.join("c"), &[&library, &include])?;
+    print!("{output}");
+    let passed = output
+        .lines()
+        .filter(|line| line.starts_with("ok: "))
+        .count();
+    ensure!(passed == 6, "{passed} of 6 checks in C passed");
     Ok(())
+}
+
+/// Runs the `run.sh` of an example.
+fn script(folder: &Path, arguments: &[&Path]) -> Result<String> {
+    let mut command = Command::new("sh");
+    command.arg("run.sh").args(arguments).current_dir(folder);
+    // A project of its own, whatever this one is built with.
+    command.env_remove("CARGO_TARGET_DIR");
+    workspace::output(&mut command)
 }
 
 /// With one space between words: the README breaks long lines.

@@ -76,6 +76,8 @@ mod visible;
 mod vmm;
 
 pub use control::{Control, ControlError, Live};
+/// The driver's result codes, for calls that are to fail.
+pub use cuda_driver_sys::CUresult;
 #[cfg(feature = "cuda-mem")]
 pub use machine::driver;
 pub use machine::{Machine, Simulator, StartError, Violations};
