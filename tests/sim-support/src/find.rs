@@ -1,5 +1,7 @@
 //! Finds a built library.
 
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 /// A library of this crate: the one named by a variable, or one beside the running program, or in the target folder
@@ -22,11 +24,59 @@ pub fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
         .map(|path| path.canonicalize().unwrap_or(path))
 }
 
-/// Copies a library into the folder of a machine, under its plain name.
+/// Copies a library into the folder of a machine, under its plain name. Only what the loader needs: with debug
+/// information it is ten times as large.
+///
+/// # Errors
+///
+/// If it cannot be read or written.
 pub fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Result<PathBuf> {
     let copy = folder.join(file);
-    std::fs::copy(library, &copy)?;
+    let mut from = File::open(library)?;
+    let mut header = [0; HEADER];
+    from.read_exact(&mut header)?;
+    let len = match loaded_bytes(&mut from, &header) {
+        Some(len) => {
+            // The table of sections is behind them.
+            header[40..48].fill(0);
+            header[58..64].fill(0);
+            len
+        }
+        None => from.metadata()?.len(),
+    };
+    let mut to = File::create(&copy)?;
+    to.write_all(&header)?;
+    from.seek(SeekFrom::Start(HEADER as u64))?;
+    std::io::copy(&mut from.take(len - HEADER as u64), &mut to)?;
     Ok(copy)
+}
+
+/// Bytes of the header of a 64-bit ELF file.
+const HEADER: usize = 64;
+
+/// How far the segments that are loaded reach in the file; `None` if it is no such file.
+fn loaded_bytes(file: &mut File, header: &[u8; HEADER]) -> Option<u64> {
+    const LOAD: u64 = 1;
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        let mut number = [0; 8];
+        number[..len].copy_from_slice(bytes.get(at..at + len)?);
+        Some(u64::from_le_bytes(number))
+    };
+    if header[..6] != *b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let (table, size) = (number(header, 32, 8)?, number(header, 54, 2)? as usize);
+    let count = number(header, 56, 2)? as usize;
+    let mut entries = vec![0; size * count];
+    file.seek(SeekFrom::Start(table)).ok()?;
+    file.read_exact(&mut entries).ok()?;
+    let mut end = HEADER as u64;
+    for entry in entries.chunks_exact(size.max(1)) {
+        if number(entry, 0, 4)? == LOAD {
+            end = end.max(number(entry, 8, 8)?.checked_add(number(entry, 32, 8)?)?);
+        }
+    }
+    Some(end)
 }
 
 /// The library in one folder. Cargo adds a hash to its name if the crate is a dependency from git or from a registry;
@@ -52,7 +102,7 @@ fn library_in(folder: &Path, file: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::fs;
     use std::time::{Duration, SystemTime};
 
     use super::*;
