@@ -10,14 +10,14 @@ use crate::alloc::Kind;
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
-use crate::plane::Rows;
+use crate::plane::{FilledRows, Rows};
 use crate::pool::Block;
 use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
 
 /// While a stream holds no more staged bytes than this, a copy from pageable memory reads them at submission.
-const STAGED: usize = 2 << 20;
+pub(crate) const STAGED: usize = 2 << 20;
 
 /// What memory an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,7 +285,7 @@ pub(crate) fn copy_rows(
             return Ok(());
         }
         if state.is_recording(id)? {
-            return state.record_copy(id, rows);
+            return state.record_copy(id, to, from, rows);
         }
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
@@ -332,7 +332,17 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
         return Err(INVALID_VALUE);
     }
     if state.is_recording(id)? {
-        return state.record_fill(id, to, pattern, count);
+        let (pitch, width, height) = (len, count, 1);
+        return state.record_fill(
+            id,
+            FilledRows {
+                to,
+                pitch,
+                pattern,
+                width,
+                height,
+            },
+        );
     }
     let at = state.begin(id)?;
     state.touch("memset", at, By::Stream(id), Side::Device(to), len)?;

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use cuda_driver_sys::{CUevent, CUresult, CUstream};
 
-use crate::clock::Past;
+use crate::clock::{Past, StreamId};
 use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::ipc::{Signal, Slot};
 use crate::queue::{Mark, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
-use crate::stream::check_event_flags;
+use crate::stream::is_external;
 
 /// The number behind a `CUevent`.
 pub(crate) type EventId = u64;
@@ -106,26 +106,35 @@ impl State {
 
     fn record(&mut self, event: CUevent, stream: CUstream, call: Call) -> Answer {
         let id = self.resolve(stream, call)?;
-        let (context, flags) = (self.event(event)?.context, self.event(event)?.flags);
+        let context = self.event(event)?.context;
         if self.stream(id)?.context != context {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
         if self.record_event(from_handle(event), id)? {
             return Ok(());
         }
-        self.begin(id)?;
-        let queue = Arc::clone(&self.stream(id)?.queue);
+        self.record_now(from_handle(event), id)
+    }
+
+    /// Records an event at the end of a stream; nothing happens if it was destroyed.
+    pub(crate) fn record_now(&mut self, id: EventId, stream: StreamId) -> Answer {
+        self.begin(stream)?;
+        self.forget_captured_event(id);
+        let Some(event) = self.events.get(&id) else {
+            return Ok(());
+        };
+        let queue = Arc::clone(&self.stream(stream)?.queue);
         let time = Arc::new(OnceLock::new());
         // Without a time to take, an event is only a position in the queue.
-        if flags & DISABLE_TIMING == 0 {
+        if event.flags & DISABLE_TIMING == 0 {
             if queue.is_idle() {
                 let _ = time.set(Instant::now());
             } else {
                 queue.push(Task::Stamp(Arc::clone(&time)))?;
             }
         }
-        let shared = self.event(event)?.shared.as_ref();
-        let signal = shared.map(|shared| shared.slot.record());
+        let signal = event.shared.as_ref();
+        let signal = signal.map(|shared| shared.slot.record());
         if let Some(signal) = &signal {
             if queue.is_idle() {
                 signal.reach();
@@ -135,10 +144,10 @@ impl State {
         }
         let recorded = Recorded {
             mark: queue.mark(),
-            past: self.clocks.past(id),
+            past: self.clocks.past(stream),
             time,
         };
-        if let Some(event) = self.events.get_mut(&from_handle(event)) {
+        if let Some(event) = self.events.get_mut(&id) {
             event.recorded = Some(recorded);
             if let Some(shared) = &mut event.shared {
                 shared.own = signal;
@@ -211,7 +220,11 @@ exports! {
     plain fn cuEventRecordWithFlags(
         call, event: CUevent, stream: CUstream, flags: c_uint
     ) twin cuEventRecordWithFlags_ptsz {
-        check_event_flags(flags)?;
+        if is_external(flags)? {
+            let mut state = state()?;
+            let id = state.resolve(stream, call)?;
+            return state.record_external(id, event, false);
+        }
         state()?.record(event, stream, call)
     }
 

@@ -13,7 +13,7 @@ use cuda_driver_sys::{
     CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
     CUmemRangeHandleType_enum, CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute,
-    CUresult, CUstream, CUstreamCaptureMode,
+    CUresult, CUstream, CUstreamCallback, CUstreamCaptureMode, CUuserObject,
 };
 
 use crate::fault;
@@ -91,6 +91,7 @@ pub(crate) fn enter(
     let body = || {
         if export.kind != Kind::early {
             crate::state::check_initialised()?;
+            crate::callback::check_permitted()?;
         }
         run(Call { per_thread })
     };
@@ -172,6 +173,8 @@ plain_arguments!(
     CUflushGPUDirectRDMAWritesTarget_enum,
     CUmemRangeHandleType_enum,
     CUlimit,
+    CUstreamCallback,
+    CUuserObject,
 );
 
 /// An output pointer.

@@ -27,6 +27,7 @@
 mod abi;
 mod alloc;
 mod attributes;
+mod callback;
 mod clock;
 mod context;
 pub mod control;

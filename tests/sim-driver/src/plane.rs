@@ -106,7 +106,7 @@ impl FilledRows {
     }
 
     /// Measured: address and pitch are multiples of the element, and rows do not overlap.
-    fn check(&self) -> Answer {
+    pub(crate) fn check(&self) -> Answer {
         let size = self.pattern.size();
         let width = self.width.checked_mul(size).ok_or(INVALID_VALUE)?;
         let is_straight = self.to.is_multiple_of(size as u64) && self.pitch.is_multiple_of(size);
@@ -118,7 +118,7 @@ impl FilledRows {
 }
 
 /// One end of a copy: the memory, the first byte's offset, and the pitch.
-fn end(
+pub(crate) fn end(
     kind: CUmemorytype,
     (host, device, array): (u64, u64, bool),
     (x, y, pitch): (usize, usize, usize),
@@ -190,7 +190,7 @@ fn fill((handle, call): (CUstream, Call), rows: FilledRows) -> Answer {
     rows.check()?;
     let len = rows.span()?;
     if state.is_recording(id)? {
-        return state.record_filled_rows(id, rows);
+        return state.record_fill(id, rows);
     }
     let at = state.begin(id)?;
     let side = Side::Device(rows.to);

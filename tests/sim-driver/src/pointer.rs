@@ -202,6 +202,19 @@ impl State {
     pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
         let facts = self.facts(address)?;
         facts.reach.ok()?;
+        Self::known_range(&facts)
+    }
+
+    /// The same without a current context, for calls that need none.
+    pub(crate) fn range_without_context(&mut self, address: u64) -> Option<(u64, u64)> {
+        if self.current().is_ok() {
+            return self.range_of(address);
+        }
+        let facts = self.facts(address)?;
+        Self::known_range(&facts)
+    }
+
+    fn known_range(facts: &Facts) -> Option<(u64, u64)> {
         // Measured: the mapping, for mapped memory.
         Some(facts.mapping.unwrap_or((facts.start, facts.size)))
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cuda_driver_sys::CUresult;
 
+use crate::callback;
 use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
@@ -278,6 +279,7 @@ impl Task {
 impl HostCall {
     fn run(self) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _inside = callback::Inside::begin();
         // SAFETY: the program gave this function with this argument to cuLaunchHostFunc.
         unsafe { (self.function)(self.argument) };
     }

@@ -152,6 +152,7 @@ pub(crate) enum HandleKind {
     Library = 0x1b,
     Kernel = 0xce,
     Link = 0x11,
+    Object = 0x0b,
 }
 
 impl State {

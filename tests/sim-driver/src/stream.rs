@@ -1,17 +1,18 @@
 //! Streams: handles, the default streams, and ordering among them.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cuda_driver_sys::{
-    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUhostFn, CUresult, CUstream,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUresult, CUstream,
 };
 
 use crate::clock::{Past, Point, StreamId};
 use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
-use crate::queue::{HostCall, Mark, Queue, Task};
+use crate::graph::finish;
+use crate::queue::{Mark, Queue, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::thread;
 
@@ -331,11 +332,11 @@ fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
     out.write(to_handle(id))
 }
 
-/// The external flag of waits and records is valid only in captures.
-pub(crate) fn check_event_flags(flags: c_uint) -> Answer {
+/// Whether a wait or record has the external flag.
+pub(crate) fn is_external(flags: c_uint) -> Answer<bool> {
     match flags {
-        0 => Ok(()),
-        1 => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
+        0 => Ok(false),
+        1 => Ok(true),
         _ => Err(INVALID_VALUE),
     }
 }
@@ -365,6 +366,7 @@ exports! {
             }
         }
         state.destroy_streams(&[id]);
+        finish(state);
         Ok(())
     }
 
@@ -387,9 +389,12 @@ exports! {
     plain fn cuStreamWaitEvent(
         call, handle: CUstream, event: CUevent, flags: c_uint
     ) twin cuStreamWaitEvent_ptsz {
-        check_event_flags(flags)?;
+        let is_external = is_external(flags)?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        if is_external {
+            return state.record_external(id, event, true);
+        }
         let recorded = state.event(event)?.last();
         if state.wait_in_capture(id, from_handle(event), recorded.is_some())? {
             return Ok(());
@@ -440,21 +445,5 @@ exports! {
     ) twin cuStreamGetId_ptsz {
         out.required()?;
         out.write(state()?.resolve(handle, call)?)
-    }
-
-    plain fn cuLaunchHostFunc(
-        call, handle: CUstream, function: CUhostFn, argument: *mut c_void
-    ) twin cuLaunchHostFunc_ptsz {
-        let function = function.ok_or(INVALID_VALUE)?;
-        let mut state = state()?;
-        let id = state.resolve(handle, call)?;
-        let context = state.stream(id)?.context;
-        let turn = Arc::clone(&state.context(context)?.host_turn);
-        let call = HostCall { function, argument, turn };
-        if state.is_recording(id)? {
-            return state.record_host(id, call);
-        }
-        state.begin(id)?;
-        state.stream(id)?.queue.push(Task::Host(call))
     }
 }

@@ -2,14 +2,15 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, dma_buf, event, graph, host, init, ipc, limits, logs, managed,
-    module, peer, plane, pointer, pool, private, proc_address, stream, vmm,
+    alloc, callback, context, copy, device, dma_buf, event, graph, host, init, ipc, limits, logs,
+    managed, module, peer, plane, pointer, pool, private, proc_address, stream, vmm,
 };
 
 /// All simulated driver functions.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
-    let files: [&'static [&'static Export]; 17] = [
+    let files: [&'static [&'static Export]; 18] = [
         alloc::EXPORTS,
+        callback::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
         device::EXPORTS,

@@ -1,24 +1,38 @@
 //! Adds nodes, explicitly or by stream capture.
 
+use std::ffi::c_void;
+
 use cuda_driver_sys::{
     CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
-    CUcontext, CUdeviceptr, CUgraph, CUgraphEdgeData, CUgraphNode, CUgraphNodeParams,
-    CUgraphNodeType, CUmemAccessDesc, CUmemLocationType, CUresult, location_parts,
+    CUcontext, CUdeviceptr, CUgraph, CUgraphNode, CUhostFn, CUmemAccessDesc, CUmemLocationType,
+    CUresult, location_parts,
 };
 
-use super::{GraphId, NodeId, Op};
+use super::copies::Copied;
+use super::{GraphId, NodeId, Op, fills};
 use crate::clock::StreamId;
+use crate::copy::Side;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::module::Work;
 use crate::plane::{FilledRows, Rows};
-use crate::queue::{HostCall, Pattern};
+use crate::queue::HostCall;
 use crate::state::{State, from_handle, state, to_handle};
 
 const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-const DEVICE_MEMORY: u32 = 2;
+
+/// A host node. It takes its turn in the context of the stream that it is launched on.
+pub(super) fn host_op(function: CUhostFn, argument: *mut c_void) -> Answer<Op> {
+    let function = function.ok_or(INVALID_VALUE)?;
+    let turn = std::sync::Arc::default();
+    Ok(Op::Host(HostCall {
+        function,
+        argument,
+        turn,
+    }))
+}
 
 /// Checks the parameters of an allocation node, as measured; returns its device.
-fn check_alloc(params: &CUDA_MEM_ALLOC_NODE_PARAMS, state: &State) -> Answer<usize> {
+pub(super) fn check_alloc(params: &CUDA_MEM_ALLOC_NODE_PARAMS, state: &State) -> Answer<usize> {
     let props = &params.poolProps;
     let (kind, id) = location_parts(props.location);
     match kind {
@@ -51,7 +65,7 @@ fn check_alloc(params: &CUDA_MEM_ALLOC_NODE_PARAMS, state: &State) -> Answer<usi
 }
 
 impl State {
-    fn add_alloc(
+    pub(super) fn add_alloc(
         &mut self,
         graph: GraphId,
         after: &[NodeId],
@@ -64,7 +78,12 @@ impl State {
         Ok((node, address))
     }
 
-    fn add_free(&mut self, graph: GraphId, after: &[NodeId], address: u64) -> Answer<NodeId> {
+    pub(super) fn add_free(
+        &mut self,
+        graph: GraphId,
+        after: &[NodeId],
+        address: u64,
+    ) -> Answer<NodeId> {
         let Some(block) = self.graphs.memory.block_mut(address) else {
             return Err(INVALID_VALUE);
         };
@@ -90,7 +109,7 @@ impl State {
     }
 
     /// Nodes passed by the program.
-    fn named_nodes(&self, list: In<CUgraphNode>, count: usize) -> Answer<Vec<NodeId>> {
+    pub(super) fn named_nodes(&self, list: In<CUgraphNode>, count: usize) -> Answer<Vec<NodeId>> {
         let nodes = list.read_all(count)?;
         Ok(nodes.into_iter().map(from_handle).collect())
     }
@@ -117,22 +136,19 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn record_fill(
+    pub(crate) fn record_fill(&mut self, stream: StreamId, rows: FilledRows) -> Answer {
+        self.record_op(stream, Op::Fill(fills::captured(rows)))
+    }
+
+    pub(crate) fn record_copy(
         &mut self,
         stream: StreamId,
-        to: u64,
-        pattern: Pattern,
-        count: usize,
+        to: Side,
+        from: Side,
+        rows: Rows,
     ) -> Answer {
-        self.record_op(stream, Op::Fill { to, pattern, count })
-    }
-
-    pub(crate) fn record_filled_rows(&mut self, stream: StreamId, rows: FilledRows) -> Answer {
-        self.record_op(stream, Op::FillRows(rows))
-    }
-
-    pub(crate) fn record_copy(&mut self, stream: StreamId, rows: Rows) -> Answer {
-        self.record_op(stream, Op::Copy(rows))
+        let copied = Copied::captured(to, from, rows);
+        self.record_op(stream, Op::Copy(copied))
     }
 
     pub(crate) fn record_kernel(&mut self, stream: StreamId, work: Work) -> Answer {
@@ -142,83 +158,6 @@ impl State {
     pub(crate) fn record_host(&mut self, stream: StreamId, call: HostCall) -> Answer {
         self.record_op(stream, Op::Host(call))
     }
-
-    /// INVALID_VALUE unless the device has memory for all these bytes, in any graph.
-    fn check_range(&mut self, address: u64, len: u64) -> Answer {
-        if let Some((start, block)) = self.graphs.memory.block(address) {
-            let is_inside = address + len <= start + block.size;
-            return if is_inside {
-                Ok(())
-            } else {
-                Err(INVALID_VALUE)
-            };
-        }
-        match self.range_of(address) {
-            Some((start, size)) if address + len <= start + size => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    fn add_child(&mut self, parent: GraphId, after: &[NodeId], child: GraphId) -> Answer<NodeId> {
-        let graph = self.graph(child)?;
-        if graph.is_owned || graph.instances > 0 || child == parent {
-            return Err(NOT_SUPPORTED);
-        }
-        let node = self.add_op(parent, Op::Child(child), after)?;
-        self.graph(child)?.is_owned = true;
-        Ok(node)
-    }
-}
-
-/// Adds a node of the kind in the parameters.
-fn add_any(
-    out: Out<CUgraphNode>,
-    graph: CUgraph,
-    list: In<CUgraphNode>,
-    count: usize,
-    params: Out<CUgraphNodeParams>,
-) -> Answer {
-    out.required()?;
-    let mut given = params.as_input().read()?;
-    let mut state = state()?;
-    let (graph, _) = state.named_graph(graph)?;
-    let after = state.named_nodes(list, count)?;
-    let node = match given.type_ {
-        CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY => state.add_op(graph, Op::Empty, &after)?,
-        CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-            // SAFETY: the caller guarantees that the kind says which field is set.
-            let wanted = unsafe { given.__bindgen_anon_1.alloc };
-            let wanted = CUDA_MEM_ALLOC_NODE_PARAMS {
-                poolProps: wanted.poolProps,
-                accessDescs: wanted.accessDescs,
-                accessDescCount: wanted.accessDescCount,
-                bytesize: wanted.bytesize,
-                dptr: 0,
-            };
-            let device = check_alloc(&wanted, &state)?;
-            let (node, address) = state.add_alloc(graph, &after, wanted.bytesize as u64, device)?;
-            given.__bindgen_anon_1.alloc.dptr = address;
-            params.write(given)?;
-            node
-        }
-        CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE => {
-            // SAFETY: as above.
-            let address = unsafe { given.__bindgen_anon_1.free.dptr };
-            state.add_free(graph, &after, address)?
-        }
-        CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
-            // SAFETY: as above.
-            let child = unsafe { given.__bindgen_anon_1.graph };
-            let (id, _) = state.named_graph(child.graph)?;
-            // Only a child whose ownership moves is simulated; a copy is refused, as with memory.
-            if child.ownership.0 != 1 || state.knobs.version < 12090 {
-                return Err(NOT_SUPPORTED);
-            }
-            state.add_child(graph, &after, id)?
-        }
-        _ => return Err(NOT_SUPPORTED),
-    };
-    out.write(to_handle(node))
 }
 
 exports! {
@@ -261,22 +200,7 @@ exports! {
         let after = state.named_nodes(list, count)?;
         // Measured: a context in the arguments is not enough.
         state.current().map_err(|_| INVALID_VALUE)?;
-        state.context(from_handle(context)).map_err(|_| INVALID_VALUE)?;
-        if params.height != 1 || params.width == 0 {
-            return Err(if params.height == 1 { INVALID_VALUE } else { NOT_SUPPORTED });
-        }
-        let pattern = match params.elementSize {
-            1 => Pattern::D8(params.value as u8),
-            2 => Pattern::D16(params.value as u16),
-            4 => Pattern::D32(params.value),
-            _ => return Err(INVALID_VALUE),
-        };
-        if !params.dst.is_multiple_of(u64::from(params.elementSize)) {
-            return Err(INVALID_VALUE);
-        }
-        let len = params.width as u64 * u64::from(params.elementSize);
-        state.check_range(params.dst, len)?;
-        let op = Op::Fill { to: params.dst, pattern, count: params.width };
+        let op = state.fill_op(params, context)?;
         let node = state.add_op(graph, op, &after)?;
         out.write(to_handle(node))
     }
@@ -290,18 +214,8 @@ exports! {
         let mut state = state()?;
         let (graph, _) = state.named_graph(graph)?;
         let after = state.named_nodes(list, count)?;
-        state.context(from_handle(context)).map_err(|_| INVALID_VALUE)?;
-        let is_device = [params.srcMemoryType, params.dstMemoryType]
-            .into_iter()
-            .all(|kind| kind.0 == DEVICE_MEMORY);
-        if !is_device || params.Height != 1 || params.Depth != 1 {
-            return Err(NOT_SUPPORTED);
-        }
-        let len = params.WidthInBytes;
-        state.check_range(params.dstDevice, len as u64)?;
-        state.check_range(params.srcDevice, len as u64)?;
-        let rows = Rows::one(params.dstDevice, params.srcDevice, len);
-        let node = state.add_op(graph, Op::Copy(rows), &after)?;
+        let op = state.copy_op(params, context)?;
+        let node = state.add_op(graph, op, &after)?;
         out.write(to_handle(node))
     }
 
@@ -311,14 +225,11 @@ exports! {
     ) {
         out.required()?;
         let params = params.read()?;
-        let function = params.fn_.ok_or(INVALID_VALUE)?;
+        let op = host_op(params.fn_, params.userData)?;
         let mut state = state()?;
         let (graph, _) = state.named_graph(graph)?;
         let after = state.named_nodes(list, count)?;
-        let context = state.current()?;
-        let turn = std::sync::Arc::clone(&state.context(context)?.host_turn);
-        let call = HostCall { function, argument: params.userData, turn };
-        let node = state.add_op(graph, Op::Host(call), &after)?;
+        let node = state.add_op(graph, op, &after)?;
         out.write(to_handle(node))
     }
 
@@ -331,32 +242,5 @@ exports! {
         let after = state.named_nodes(list, count)?;
         let node = state.add_op(graph, Op::Empty, &after)?;
         out.write(to_handle(node))
-    }
-
-    plain fn cuGraphAddChildGraphNode(
-        _, out: Out<CUgraphNode>, graph: CUgraph, list: In<CUgraphNode>, count: usize,
-        child: CUgraph
-    ) {
-        out.required()?;
-        let mut state = state()?;
-        let (_, _) = state.named_graph(graph)?;
-        let _ = state.named_nodes(list, count)?;
-        let _ = state.named_graph(child)?;
-        // Measured with memory; a copy of a graph without memory is not simulated.
-        Err(NOT_SUPPORTED)
-    }
-
-    plain fn cuGraphAddNode(
-        _, out: Out<CUgraphNode>, graph: CUgraph, list: In<CUgraphNode>, count: usize,
-        params: Out<CUgraphNodeParams>
-    ) {
-        add_any(out, graph, list, count, params)
-    }
-
-    plain fn cuGraphAddNode_v2(
-        _, out: Out<CUgraphNode>, graph: CUgraph, list: In<CUgraphNode>,
-        _edges: In<CUgraphEdgeData>, count: usize, params: Out<CUgraphNodeParams>
-    ) {
-        add_any(out, graph, list, count, params)
     }
 }

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use cuda_driver_sys::{CUgraph, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use rustc_hash::FxHashMap;
 
+use super::captured::Told;
+use super::objects::finish;
 use super::{Graph, GraphId, NodeId, Op};
 use crate::clock::StreamId;
 use crate::context::ContextId;
@@ -47,14 +49,37 @@ struct Capture {
 
 /// A captured stream, and the nodes that its next node depends on.
 #[derive(Debug)]
-struct Member {
+pub(super) struct Member {
     capture: CaptureId,
-    last: Vec<NodeId>,
+    pub(super) last: Vec<NodeId>,
+    pub(super) told: Told,
+}
+
+/// What a program may know of a captured stream.
+#[derive(Debug)]
+pub(super) struct Recording {
+    pub(super) id: CaptureId,
+    pub(super) graph: GraphId,
+    pub(super) last: Vec<NodeId>,
 }
 
 impl Captures {
     pub(super) fn count(&self) -> usize {
         self.active.len()
+    }
+
+    pub(super) fn member_mut(&mut self, stream: StreamId) -> Option<&mut Member> {
+        self.members.get_mut(&stream)
+    }
+
+    pub(super) fn recording(&self, stream: StreamId) -> Option<Recording> {
+        let member = self.members.get(&stream)?;
+        let capture = self.active.get(&member.capture)?;
+        Some(Recording {
+            id: member.capture,
+            graph: capture.graph,
+            last: member.last.clone(),
+        })
     }
 
     fn invalidate(&mut self, id: CaptureId) {
@@ -94,10 +119,9 @@ impl State {
 
     /// The graph of a captured stream, and the dependencies of its next node.
     pub(super) fn recording(&self, stream: StreamId) -> Answer<(GraphId, Vec<NodeId>)> {
-        let captures = &self.graphs.captures;
-        let member = captures.members.get(&stream).ok_or(INVALID_VALUE)?;
-        let capture = captures.active.get(&member.capture).ok_or(INVALID_VALUE)?;
-        Ok((capture.graph, member.last.clone()))
+        let recording = self.graphs.captures.recording(stream);
+        let recording = recording.ok_or(INVALID_VALUE)?;
+        Ok((recording.graph, recording.last))
     }
 
     /// Records an operation of a captured stream.
@@ -149,6 +173,22 @@ impl State {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         self.refuse_while_recording()
+    }
+
+    /// For callbacks. Measured: only a capture of that stream forbids them.
+    pub(crate) fn refuse_callback(&mut self, stream: StreamId) -> Answer {
+        if self.graphs.captures.members.contains_key(&stream) {
+            return self.refuse_on_recorded(stream);
+        }
+        Ok(())
+    }
+
+    /// The status of a stream, for questions about it.
+    pub(super) fn capture_status(&self, stream: StreamId) -> Answer<CUstreamCaptureStatus> {
+        if !self.recorded_blocking(stream).is_empty() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        Ok(self.graphs.captures.status(stream))
     }
 
     /// For calls that wait for a whole context.
@@ -241,8 +281,13 @@ impl State {
                 return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
             }
             None => {
-                let last = nodes;
-                captures.members.insert(stream, Member { capture, last });
+                let (last, told) = (nodes, Told::default());
+                let member = Member {
+                    capture,
+                    last,
+                    told,
+                };
+                captures.members.insert(stream, member);
             }
         }
         Ok(true)
@@ -272,7 +317,10 @@ impl State {
         };
         let capture = captures.active.get(&member.capture);
         if capture.is_some_and(|capture| capture.origin == stream) {
-            self.finish_capture(member.capture);
+            // A guess: the graph goes with it.
+            if let Some(graph) = self.finish_capture(member.capture) {
+                self.destroy_graph(graph);
+            }
         } else {
             captures.invalidate(member.capture);
         }
@@ -364,8 +412,13 @@ fn begin(handle: CUstream, call: Call, mode: CUstreamCaptureMode) -> Answer {
             is_invalid: false,
         },
     );
-    let last = Vec::new();
-    captures.members.insert(id, Member { capture, last });
+    let (last, told) = (Vec::new(), Told::default());
+    let member = Member {
+        capture,
+        last,
+        told,
+    };
+    captures.members.insert(id, member);
     Ok(())
 }
 
@@ -383,13 +436,13 @@ exports! {
         let id = state.resolve(stream, call)?;
         let ended = state.end_capture(id);
         out.write_if_wanted(ended.map_or(std::ptr::null_mut(), to_handle));
-        match ended {
-            Ok(graph) if out.required().is_err() => {
-                state.destroy_graph(graph);
-                Ok(())
-            }
-            ended => ended.map(|_| ()),
+        if let Ok(graph) = ended
+            && out.required().is_err()
+        {
+            state.destroy_graph(graph);
         }
+        finish(state);
+        ended.map(|_| ())
     }
 
     plain fn cuStreamIsCapturing(
@@ -398,10 +451,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let id = state.resolve(stream, call)?;
-        if !state.recorded_blocking(id).is_empty() {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-        }
-        out.write(state.graphs.captures.status(id))
+        out.write(state.capture_status(id)?)
     }
 
     plain fn cuThreadExchangeStreamCaptureMode(_, mode: Out<CUstreamCaptureMode>) {

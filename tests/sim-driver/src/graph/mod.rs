@@ -1,26 +1,41 @@
 //! Graphs: work recorded once and launched many times, and their memory.
 
 mod add;
+mod any;
 mod capture;
+mod captured;
+mod copies;
+mod dot;
+mod edges;
+mod events;
+mod families;
+mod fills;
+mod instances;
 mod launch;
 mod memory;
 mod nodes;
+mod objects;
 mod order;
+mod params;
 
 use std::collections::BTreeMap;
 
-use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
+use cuda_driver_sys::{CUDA_MEMSET_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode, CUresult};
 use rustc_hash::FxHashSet;
 
+use crate::event::EventId;
 use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::module::Work;
-use crate::plane::{FilledRows, Rows};
-use crate::queue::{HostCall, Pattern};
+use crate::queue::HostCall;
 use crate::state::{HandleKind, State, from_handle};
 
 use capture::Captures;
-use launch::Exec;
+use copies::Copied;
+use instances::Exec;
 use memory::Memory;
+use objects::{Objects, References};
+
+pub(crate) use objects::finish;
 
 /// The numbers behind the handles.
 pub(crate) type GraphId = u64;
@@ -28,12 +43,21 @@ pub(crate) type NodeId = u64;
 pub(crate) type ExecId = u64;
 
 /// The exports of this folder.
-pub(crate) static EXPORTS: [&[&Export]; 5] = [
+pub(crate) static EXPORTS: [&[&Export]; 14] = [
     add::EXPORTS,
+    any::EXPORTS,
     capture::EXPORTS,
+    captured::EXPORTS,
+    dot::EXPORTS,
+    edges::EXPORTS,
+    events::EXPORTS,
+    families::EXPORTS,
+    instances::EXPORTS,
     launch::EXPORTS,
     memory::EXPORTS,
     nodes::EXPORTS,
+    objects::EXPORTS,
+    params::EXPORTS,
 ];
 
 /// The state of all graphs.
@@ -43,19 +67,22 @@ pub(crate) struct Graphs {
     execs: BTreeMap<ExecId, Exec>,
     pub(crate) captures: Captures,
     memory: Memory,
+    objects: Objects,
 }
 
 /// A graph.
 #[derive(Debug, Default)]
 struct Graph {
-    /// In creation order, so that each node comes after its dependencies.
+    /// In creation order.
     nodes: Vec<Node>,
     /// Number of its live executable graphs.
     instances: usize,
-    /// Moved into a parent, which owns it.
+    /// The graph of a child node, whose parent owns it.
     is_owned: bool,
-    /// Still being captured: the program has no handle to it.
+    /// Still being captured.
     is_recording: bool,
+    /// References to objects of the program.
+    objects: References,
 }
 
 /// A node.
@@ -63,29 +90,25 @@ struct Graph {
 struct Node {
     id: NodeId,
     op: Op,
+    /// The nodes it depends on, and those that depend on it. Measured: in the order in which the edges were added.
     after: Vec<NodeId>,
+    then: Vec<NodeId>,
+    /// The node that it was cloned from.
+    origin: Option<NodeId>,
 }
 
 /// The operation of a node.
 #[derive(Clone, Debug)]
 enum Op {
     Empty,
-    Alloc {
-        address: u64,
-        size: u64,
-    },
-    Free {
-        address: u64,
-    },
-    Fill {
-        to: u64,
-        pattern: Pattern,
-        count: usize,
-    },
-    FillRows(FilledRows),
-    Copy(Rows),
+    Alloc { address: u64, size: u64 },
+    Free { address: u64 },
+    Fill(CUDA_MEMSET_NODE_PARAMS),
+    Copy(Copied),
     Kernel(Work),
     Host(HostCall),
+    Record(EventId),
+    Wait(EventId),
     Child(GraphId),
 }
 
@@ -100,6 +123,10 @@ impl Graph {
         self.nodes.iter().find(|node| node.id == id)
     }
 
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.iter_mut().find(|node| node.id == id)
+    }
+
     /// These nodes and all their ancestors.
     fn with_ancestors(&self, nodes: &[NodeId]) -> FxHashSet<NodeId> {
         let mut all = FxHashSet::default();
@@ -112,6 +139,29 @@ impl Graph {
             }
         }
         all
+    }
+
+    /// The nodes in an order that respects the edges. If there is none, the error is a node that cannot run.
+    fn sorted(&self) -> Result<Vec<&Node>, NodeId> {
+        let is_sorted = |node: &Node| node.after.iter().all(|before| *before < node.id);
+        if self.nodes.iter().all(is_sorted) {
+            // Later nodes have greater numbers.
+            return Ok(self.nodes.iter().collect());
+        }
+        let mut rest: Vec<&Node> = self.nodes.iter().collect();
+        let (mut done, mut all) = (FxHashSet::default(), Vec::new());
+        while let Some(first) = rest.first() {
+            let stuck = first.id;
+            let is_ready = |node: &&Node| node.after.iter().all(|before| done.contains(before));
+            let (ready, later): (Vec<&Node>, Vec<&Node>) = rest.into_iter().partition(is_ready);
+            if ready.is_empty() {
+                return Err(stuck);
+            }
+            done.extend(ready.iter().map(|node| node.id));
+            all.extend(ready);
+            rest = later;
+        }
+        Ok(all)
     }
 }
 
@@ -130,7 +180,6 @@ impl State {
     fn named_graph(&mut self, handle: CUgraph) -> Answer<(GraphId, &mut Graph)> {
         let id = from_handle(handle);
         let graph = self.graphs.graphs.get_mut(&id);
-        let graph = graph.filter(|graph| !graph.is_recording);
         graph.map(|graph| (id, graph)).ok_or(INVALID_VALUE)
     }
 
@@ -153,11 +202,25 @@ impl State {
     fn add_op(&mut self, graph: GraphId, op: Op, after: &[NodeId]) -> Answer<NodeId> {
         let id = self.new_handle(HandleKind::Node);
         let graph = self.graph(graph)?;
-        if after.iter().any(|id| graph.node(*id).is_none()) {
+        // Measured: a node is not named twice.
+        let is_twice = |(index, id)| after[..index].contains(id);
+        if after.iter().any(|id| graph.node(*id).is_none())
+            || after.iter().enumerate().any(is_twice)
+        {
             return Err(INVALID_VALUE);
         }
-        let after = after.to_vec();
-        graph.nodes.push(Node { id, op, after });
+        for before in after {
+            if let Some(node) = graph.node_mut(*before) {
+                node.then.push(id);
+            }
+        }
+        graph.nodes.push(Node {
+            id,
+            op,
+            after: after.to_vec(),
+            then: Vec::new(),
+            origin: None,
+        });
         Ok(id)
     }
 
@@ -187,7 +250,9 @@ impl State {
 
     fn destroy_graph(&mut self, id: GraphId) {
         for id in self.family(id) {
-            self.graphs.graphs.remove(&id);
+            if let Some(graph) = self.graphs.graphs.remove(&id) {
+                self.drop_references(graph.objects);
+            }
         }
         self.forget_graph_memory();
     }

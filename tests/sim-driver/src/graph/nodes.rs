@@ -2,13 +2,11 @@
 
 use std::ffi::c_uint;
 
-use cuda_driver_sys::{
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUdeviceptr, CUgraph, CUgraphNode, CUgraphNodeType,
-    CUmemAllocationType, CUmemLocationType, CUmemPoolProps, CUresult, location,
-};
+use cuda_driver_sys::{CUgraph, CUgraphNode, CUgraphNodeType, CUresult};
 
+use super::objects::finish;
 use super::{Graph, Op};
-use crate::export::{INVALID_VALUE, In, Out, exports};
+use crate::export::{INVALID_VALUE, Out, exports};
 use crate::state::{from_handle, state, to_handle};
 
 fn kind(op: &Op) -> CUgraphNodeType {
@@ -16,11 +14,29 @@ fn kind(op: &Op) -> CUgraphNodeType {
         Op::Empty => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY,
         Op::Alloc { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC,
         Op::Free { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE,
-        Op::Fill { .. } | Op::FillRows(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
+        Op::Fill(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
         Op::Copy(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
         Op::Kernel(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL,
         Op::Host(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST,
+        Op::Record(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        Op::Wait(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
         Op::Child(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH,
+    }
+}
+
+/// The kind of a node in words.
+pub(super) fn kind_name(op: &Op) -> &'static str {
+    match op {
+        Op::Empty => "empty",
+        Op::Alloc { .. } => "allocation",
+        Op::Free { .. } => "free",
+        Op::Fill(_) => "memset",
+        Op::Copy(_) => "memcpy",
+        Op::Kernel(_) => "kernel",
+        Op::Host(_) => "host",
+        Op::Record(_) => "event record",
+        Op::Wait(_) => "event wait",
+        Op::Child(_) => "graph",
     }
 }
 
@@ -40,32 +56,12 @@ exports! {
         if graph.is_owned {
             return Err(INVALID_VALUE);
         }
-        state.destroy_graph(id);
-        Ok(())
-    }
-
-    plain fn cuGraphClone(_, out: Out<CUgraph>, graph: CUgraph) {
-        out.required()?;
-        let mut state = state()?;
-        let (id, _) = state.named_graph(graph)?;
-        state.refuse_with_memory(id)?;
-        let nodes = state.graph(id)?.nodes.clone();
-        let mut clone = Graph::default();
-        let mut names = rustc_hash::FxHashMap::default();
-        for mut node in nodes {
-            if let Op::Child(_) = node.op {
-                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-            }
-            let new = state.new_handle(crate::state::HandleKind::Node);
-            names.insert(node.id, new);
-            node.id = new;
-            for before in &mut node.after {
-                *before = names.get(before).copied().ok_or(INVALID_VALUE)?;
-            }
-            clone.nodes.push(node);
+        if graph.is_recording {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }
-        let id = state.add_graph(clone);
-        out.write(to_handle(id))
+        state.destroy_graph(id);
+        finish(state);
+        Ok(())
     }
 
     plain fn cuGraphGetNodes(_, graph: CUgraph, out: Out<CUgraphNode>, count: Out<usize>) {
@@ -91,65 +87,26 @@ exports! {
         out.write(kind(&node.op))
     }
 
-    plain fn cuGraphMemAllocNodeGetParams(
-        _, node: CUgraphNode, out: Out<CUDA_MEM_ALLOC_NODE_PARAMS>
-    ) {
-        out.required()?;
-        let state = state()?;
-        let (_, node) = state.graph_of(node)?;
-        let Op::Alloc { address, size } = node.op else {
-            return Err(INVALID_VALUE);
-        };
-        let (_, block) = state.graphs.memory.block(address).ok_or(INVALID_VALUE)?;
-        let device = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        out.write(CUDA_MEM_ALLOC_NODE_PARAMS {
-            poolProps: CUmemPoolProps {
-                allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-                location: location(device, i32::try_from(block.device).unwrap_or(0)),
-                ..CUmemPoolProps::default()
-            },
-            bytesize: size as usize,
-            dptr: address,
-            ..CUDA_MEM_ALLOC_NODE_PARAMS::default()
-        })
-    }
-
-    plain fn cuGraphMemFreeNodeGetParams(_, node: CUgraphNode, out: Out<CUdeviceptr>) {
-        out.required()?;
-        let state = state()?;
-        let (_, node) = state.graph_of(node)?;
-        match node.op {
-            Op::Free { address } => out.write(address),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
     release fn cuGraphDestroyNode(_, node: CUgraphNode) {
         let mut state = state()?;
         let (graph, _) = state.graph_of(node)?;
         state.refuse_with_memory(graph)?;
         let id = from_handle(node);
         let graph = state.graph(graph)?;
+        if graph.is_recording {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        let child = graph.node(id).map(|node| node.op.clone());
         graph.nodes.retain(|node| node.id != id);
         for node in &mut graph.nodes {
             node.after.retain(|before| *before != id);
+            node.then.retain(|after| *after != id);
         }
-        Ok(())
-    }
-
-    plain fn cuGraphRemoveDependencies(
-        _, graph: CUgraph, from: In<CUgraphNode>, to: In<CUgraphNode>, count: usize
-    ) {
-        let (from, to) = (from.read_all(count)?, to.read_all(count)?);
-        let mut state = state()?;
-        let (id, _) = state.named_graph(graph)?;
-        state.refuse_with_memory(id)?;
-        for (from, to) in from.into_iter().zip(to) {
-            let (from, to) = (from_handle(from), from_handle(to));
-            let graph = state.graph(id)?;
-            let node = graph.nodes.iter_mut().find(|node| node.id == to);
-            node.ok_or(INVALID_VALUE)?.after.retain(|before| *before != from);
+        // A guess: its graph goes with it.
+        if let Some(Op::Child(child)) = child {
+            state.destroy_graph(child);
         }
+        finish(state);
         Ok(())
     }
 }

@@ -9,9 +9,14 @@ use crate::state::State;
 /// The addresses that a node uses, and how.
 fn uses(op: &Op) -> Vec<(&'static str, u64)> {
     match op {
-        Op::Fill { to, .. } => vec![("memset", *to)],
-        Op::FillRows(rows) => vec![("memset", rows.to)],
-        Op::Copy(rows) => vec![("copy to", rows.to), ("copy from", rows.from)],
+        Op::Fill(given) => vec![("memset", given.dst)],
+        Op::Copy(copied) => match copied.layers() {
+            Ok(it) => vec![
+                ("copy to", it.to.address()),
+                ("copy from", it.from.address()),
+            ],
+            Err(_) => Vec::new(),
+        },
         Op::Kernel(work) => {
             let uses = work.uses().into_iter();
             uses.map(|used| (used.what, used.address)).collect()

@@ -4,6 +4,7 @@
 
 mod annotate;
 mod apart;
+mod callbacks;
 mod control;
 mod copies;
 mod devices;
@@ -23,6 +24,7 @@ mod managed;
 mod mapped;
 mod memory;
 mod modules;
+mod nodes;
 mod peers;
 mod places;
 mod pools;
