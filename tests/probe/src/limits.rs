@@ -62,6 +62,50 @@ pub(crate) fn set(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Preferences for caches and banks of shared memory.
+pub(crate) fn preferences(env: &Environment) -> Result<()> {
+    let cache = || {
+        let mut value = CUfunc_cache(77);
+        let code = cu!(env, cuCtxGetCacheConfig(&raw mut value));
+        format!("{} {}", name(code), value.0)
+    };
+    let banks = || {
+        let mut value = CUsharedconfig(77);
+        let code = cu!(env, cuCtxGetSharedMemConfig(&raw mut value));
+        format!("{} {}", name(code), value.0)
+    };
+    env.say("caches at first", cache());
+    env.say("banks at first", banks());
+    for wanted in [0, 1, 2, 3, 4, 99] {
+        let code = cu!(env, cuCtxSetCacheConfig(CUfunc_cache(wanted)));
+        env.say(
+            format!("caches {wanted}"),
+            format!("{}, then {}", name(code), cache()),
+        );
+        let code = cu!(env, cuCtxSetSharedMemConfig(CUsharedconfig(wanted)));
+        env.say(
+            format!("banks {wanted}"),
+            format!("{}, then {}", name(code), banks()),
+        );
+    }
+    env.code(
+        "caches into null",
+        cu!(env, cuCtxGetCacheConfig(std::ptr::null_mut())),
+    );
+    env.code(
+        "banks into null",
+        cu!(env, cuCtxGetSharedMemConfig(std::ptr::null_mut())),
+    );
+    let code = cu!(env, cuCtxResetPersistingL2Cache());
+    env.code("the persisting cache is reset", code);
+    env.no_context()?;
+    env.say("caches without context", cache());
+    env.say("banks without context", banks());
+    let code = cu!(env, cuCtxSetCacheConfig(CUfunc_cache(0)));
+    env.code("caches set without context", code);
+    Ok(())
+}
+
 fn primary(env: &Environment) -> String {
     let (mut flags, mut active): (c_uint, c_int) = (77, 77);
     let code = cu!(

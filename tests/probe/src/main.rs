@@ -283,7 +283,7 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(false loading: unloads));
     all.extend(questions!(true launches: shapes, contexts, memory));
     all.extend(questions!(true told: places, pages, parts, lengths));
-    all.extend(questions!(true limits: values, set, profiler, texts));
+    all.extend(questions!(true limits: values, set, preferences, profiler, texts));
     all.extend(questions!(false limits: flags, tables, names));
     all.extend(questions!(true batches: lists, nulls, streams, contents, users));
     all.extend(questions!(false attach: attach));

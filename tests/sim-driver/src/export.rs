@@ -7,13 +7,13 @@ use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
     CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent,
-    CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum, CUfunction,
-    CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode, CUhostFn,
-    CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlimit, CUlinkState,
-    CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
+    CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum, CUfunc_cache,
+    CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode,
+    CUhostFn, CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlimit,
+    CUlinkState, CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
     CUmemRangeHandleType_enum, CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute,
-    CUresult, CUstream, CUstreamCallback, CUstreamCaptureMode, CUuserObject,
+    CUresult, CUsharedconfig, CUstream, CUstreamCallback, CUstreamCaptureMode, CUuserObject,
 };
 
 use crate::fault;
@@ -173,6 +173,8 @@ plain_arguments!(
     CUflushGPUDirectRDMAWritesTarget_enum,
     CUmemRangeHandleType_enum,
     CUlimit,
+    CUfunc_cache,
+    CUsharedconfig,
     CUstreamCallback,
     CUuserObject,
 );

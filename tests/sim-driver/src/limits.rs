@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use cuda_driver_sys::{CUlimit, CUresult};
+use cuda_driver_sys::{CUfunc_cache, CUlimit, CUresult, CUsharedconfig};
 
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::state::{State, state};
@@ -23,13 +23,21 @@ const CACHE_MOST: usize = 32_768_000;
 /// Values that a context starts with, by number of the limit, measured on an H100.
 const AT_FIRST: [usize; 9] = [1024, 8_650_752, 8 << 20, 0, 2048, 64, 9_830_400, 232_448, 0];
 
-/// The limits of one context.
+/// The limits and preferences of one context.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits([usize; 9]);
+pub(crate) struct Limits {
+    values: [usize; 9],
+    cache: CUfunc_cache,
+    banks: CUsharedconfig,
+}
 
 impl Default for Limits {
     fn default() -> Self {
-        Self(AT_FIRST)
+        Self {
+            values: AT_FIRST,
+            cache: CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE,
+            banks: CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE,
+        }
     }
 }
 
@@ -38,7 +46,7 @@ impl Limits {
         match limit {
             // Measured: devices of compute capability 9.0 lack it.
             CUlimit::CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH => None,
-            limit => self.0.get_mut(limit.0 as usize),
+            limit => self.values.get_mut(limit.0 as usize),
         }
         .ok_or(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)
     }
@@ -92,6 +100,41 @@ impl State {
 }
 
 exports! {
+    plain fn cuCtxGetCacheConfig(_, out: Out<CUfunc_cache>) {
+        out.required()?;
+        let cache = state()?.limits_of_current()?.cache;
+        out.write(cache)
+    }
+
+    plain fn cuCtxSetCacheConfig(_, wanted: CUfunc_cache) {
+        let mut state = state()?;
+        let limits = state.limits_of_current()?;
+        if wanted.0 > CUfunc_cache::CU_FUNC_CACHE_PREFER_EQUAL.0 {
+            return Err(INVALID_VALUE);
+        }
+        limits.cache = wanted;
+        Ok(())
+    }
+
+    plain fn cuCtxGetSharedMemConfig(_, out: Out<CUsharedconfig>) {
+        out.required()?;
+        let banks = state()?.limits_of_current()?.banks;
+        out.write(banks)
+    }
+
+    plain fn cuCtxSetSharedMemConfig(_, wanted: CUsharedconfig) {
+        state()?.limits_of_current()?;
+        if wanted.0 > CUsharedconfig::CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE.0 {
+            return Err(INVALID_VALUE);
+        }
+        // The banks of these devices are fixed.
+        Ok(())
+    }
+
+    plain fn cuCtxResetPersistingL2Cache(_) {
+        state()?.limits_of_current().map(|_| ())
+    }
+
     plain fn cuCtxGetLimit(_, out: Out<usize>, limit: CUlimit) {
         out.required()?;
         let value = *state()?.limits_of_current()?.place(limit)?;
