@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cuda_mem::sys::CudaVersion;
@@ -24,6 +25,9 @@ const CALLS: &str = "CUDA_MEM_TEST_CALLS";
 /// Tests that run concurrently on a GPU. With many streams, creating another one may wait for those that tests hold,
 /// and block all calls of the driver meanwhile (R176).
 const MAX_GPU_TESTS: usize = 8;
+
+/// A test on a GPU that takes longer is named with its time.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// Runs the suites of a program that the command line asks for, each in a process of its own if there are several.
 #[must_use]
@@ -205,6 +209,7 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
         {
             return Ok(Completion::ignored_with("another program runs it"));
         }
+        let begun = Instant::now();
         let _watched = watchdog::watch(name, own_process::patience());
         let outcome = match calls {
             _ if !is_child && (test.alone || calls.is_some()) => {
@@ -219,6 +224,15 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
             Ok(()) if untouched => untouched::check(env),
             outcome => outcome,
         };
+        // At once, because a run on a machine that is lent may be ended before its summary.
+        if env.backend == Backend::Gpu {
+            if begun.elapsed() > SLOW {
+                eprintln!("{name}: {} s", begun.elapsed().as_secs());
+            }
+            if let Err(error) = &outcome {
+                eprintln!("{name}: {error:#}");
+            }
+        }
         match outcome {
             Ok(()) => Ok(Completion::Completed),
             Err(error) => match error.downcast_ref::<Skip>() {
