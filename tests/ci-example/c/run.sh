@@ -3,5 +3,6 @@
 set -eu
 library=$(realpath "$1") include=$(realpath "$2")
 cd "$(dirname "$0")"
-${CC:-gcc} -std=c11 -Wall -Wextra -Werror -I "$include" memory.c "$library" -o memory-test
-LD_LIBRARY_PATH=$(dirname "$library") ./memory-test
+folder=$(dirname "$library") name=$(basename "$library")
+${CC:-gcc} -std=c11 -Wall -Wextra -Werror -I "$include" memory.c -L "$folder" "-l:$name" -o memory-test
+LD_LIBRARY_PATH=$folder ./memory-test

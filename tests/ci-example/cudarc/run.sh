@@ -3,6 +3,9 @@
 set -eu
 cd "$(dirname "$0")"
 cargo test --no-run
-mkdir -p target/driver
-ln -sf "$(ls -t "$PWD"/target/debug/deps/libcuda_sim*.so | head -n 1)" target/driver/libcuda.so
-LD_LIBRARY_PATH=$PWD/target/driver cargo test
+target=${CARGO_TARGET_DIR:-$PWD/target}
+mkdir -p "$target/driver"
+for name in libcuda.so libcuda.so.1; do
+    ln -sf "$(ls -t "$target"/debug/deps/libcuda_sim*.so | head -n 1)" "$target/driver/$name"
+done
+LD_LIBRARY_PATH=$target/driver cargo test

@@ -1,5 +1,7 @@
 //! Machines for tests: each is a copy of the library with settings of its own, so that several can be in one process.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -11,6 +13,7 @@ use cuda_sim_support::find::copy_library;
 use cuda_sim_support::settings;
 
 use crate::control::{Control, ControlError};
+use crate::knobs::Knobs;
 use crate::path::{FILE, library_path};
 
 /// A machine to simulate: devices, their memory, and what they lack. Without changes it has one H200 and CUDA 13.0.
@@ -52,7 +55,7 @@ impl Machine {
         self.set("CUDA_SIM_DEVICES", count)
     }
 
-    /// Bytes of memory of each device. Takes real memory only where it is written.
+    /// Bytes of memory of each device, from 1 MiB to 4 TiB. Takes real memory only where it is written.
     pub fn memory(self, bytes: u64) -> Self {
         self.set("CUDA_SIM_MEMORY", bytes)
     }
@@ -66,7 +69,7 @@ impl Machine {
         )
     }
 
-    /// Divides a device into so many MIG instances, up to 7. A process sees one instance.
+    /// Divides a device into this number of MIG instances, at most 7. A process sees one instance.
     pub fn mig(mut self, device: usize, instances: usize) -> Self {
         self.mig.push(format!("{device}:{instances}"));
         let list = self.mig.join(",");
@@ -78,7 +81,7 @@ impl Machine {
         self.set("CUDA_SIM_POOLS", 0)
     }
 
-    /// One device has none.
+    /// Device `device` has no memory pools.
     pub fn no_pools_on(mut self, device: usize) -> Self {
         self.no_pools.push(device.to_string());
         let list = self.no_pools.join(",");
@@ -96,7 +99,7 @@ impl Machine {
     }
 
     /// Any other setting, by the name of its variable: `CUDA_SIM_…`, and for the libraries beside it `NVML_SIM_…` and
-    /// `CUDA_SIM_GDR_…`. Invalid values are reported on standard error, and have no effect.
+    /// `CUDA_SIM_GDR_…`.
     pub fn set(mut self, variable: &str, value: impl fmt::Display) -> Self {
         self.settings.retain(|(name, _)| name != variable);
         self.settings.push((variable.to_owned(), value.to_string()));
@@ -104,15 +107,22 @@ impl Machine {
     }
 
     /// Starts it. Takes some milliseconds: a copy of the library is opened, which stays loaded until the process exits.
+    /// Pools reserve twice the memory of their device as address space, so a process that starts hundreds of machines gives
+    /// them little [`memory`](Self::memory).
     ///
     /// # Errors
     ///
-    /// If the library was not built, or cannot be copied to the folder for temporary files and opened there.
+    /// If a setting makes no sense; if the library was not built, or cannot be copied to the folder for temporary files and
+    /// opened there.
     pub fn start(mut self) -> Result<Simulator, StartError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // Handles of one machine mean nothing to another one.
         self = self.set("CUDA_SIM_HANDLES", number << 20);
+        let wrong = self.complaints();
+        if !wrong.is_empty() {
+            return Err(StartError::Settings(wrong));
+        }
         let library = library_path().ok_or(StartError::NotBuilt)?;
         let folder = Folder::new(number).map_err(StartError::Copy)?;
         settings::write(&folder.0, &self.settings).map_err(StartError::Copy)?;
@@ -126,6 +136,40 @@ impl Machine {
             library,
             _folder: folder,
         })
+    }
+}
+
+impl Machine {
+    /// What is wrong with the settings of the driver, one line each.
+    fn complaints(&self) -> Vec<String> {
+        let asked = RefCell::new(BTreeSet::new());
+        let (knobs, mut complaints) = Knobs::read(|name| {
+            asked.borrow_mut().insert(name.to_owned());
+            let found = self.settings.iter().find(|(known, _)| known == name);
+            found.map(|(_, value)| value.clone())
+        });
+        for (name, _) in &self.settings {
+            let is_driver = name.starts_with("CUDA_SIM_") && !name.starts_with("CUDA_SIM_GDR_");
+            let others = ["CUDA_SIM_GDR_", "NVML_SIM_", "CUDA_"];
+            let is_known = if is_driver {
+                asked.borrow().contains(name)
+            } else {
+                others.iter().any(|start| name.starts_with(start))
+            };
+            if !is_known {
+                complaints.push(format!("{name} is no setting"));
+            }
+        }
+        let named = knobs.mig.iter().map(|(device, _)| device);
+        for device in named.chain(&knobs.no_pools) {
+            if *device >= knobs.devices {
+                complaints.push(format!(
+                    "there is no device {device}: the machine has {}",
+                    knobs.devices
+                ));
+            }
+        }
+        complaints
     }
 }
 
@@ -151,7 +195,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Nobody can be told.
+        // A destructor cannot report errors.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -247,6 +291,8 @@ impl Error for Violations {}
 pub enum StartError {
     /// The simulator's library is not where cargo builds it; `CUDA_SIM_LIBRARY` may name it.
     NotBuilt,
+    /// Settings that make no sense, one line each.
+    Settings(Vec<String>),
     /// It cannot be copied.
     Copy(io::Error),
     /// The copy does not open.
@@ -262,11 +308,15 @@ impl fmt::Display for StartError {
                 "libcuda_sim.so is not beside the program; build the package cuda-sim, or name the file in \
                  CUDA_SIM_LIBRARY",
             ),
+            Self::Settings(wrong) => write!(f, "no such machine: {}", wrong.join("; ")),
             Self::Copy(error) => {
                 let folder = std::env::temp_dir();
                 write!(f, "the simulator cannot be copied to {}: {error}", folder.display())
             }
-            Self::Open(error) => error.fmt(f),
+            Self::Open(error) => write!(
+                f,
+                "{error}; if the folder for temporary files allows no programs, name another one in TMPDIR"
+            ),
             Self::Load(error) => error.fmt(f),
         }
     }
@@ -275,7 +325,7 @@ impl fmt::Display for StartError {
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::NotBuilt => None,
+            Self::NotBuilt | Self::Settings(_) => None,
             Self::Copy(error) => Some(error),
             Self::Open(error) => Some(error),
             Self::Load(error) => Some(error),
@@ -285,7 +335,8 @@ impl Error for StartError {
 
 /// The driver of a new machine with one H200: the first line of a test. Each call gives another machine.
 ///
-/// [`Machine`] describes other ones, and keeps what counts calls and makes them fail.
+/// [`Machine`] describes other ones, counts calls and makes them fail. Only [`Simulator::check`] makes a test fail for what
+/// the order sanitizer found; here its reports are printed on standard error.
 ///
 /// # Panics
 ///

@@ -337,7 +337,7 @@ fn accessed(code: CUresult, address: u64, bytes: usize) -> Result<(), LaunchErro
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// LaunchFunctions that the launch cannot access. The reason is in a report.
+    /// Memory that the launch cannot access. The reason is in a report.
     Access {
         /// Where the access begins.
         address: u64,

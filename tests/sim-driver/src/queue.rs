@@ -1,6 +1,7 @@
 //! The work queue of one stream, run in order by its own thread.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -188,7 +189,10 @@ impl Queue {
             };
             drop(inner);
             let staged = task.staged();
-            task.run();
+            // Others wait for this position, whatever happens.
+            if catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
+                eprintln!("cuda-sim: work of a stream panicked");
+            }
             inner = self.lock();
             inner.staged -= staged;
             inner.done += 1;

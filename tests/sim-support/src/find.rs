@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A library of this crate: the one named by a variable, or one beside the running program, or in the target folder
 /// where this crate was built.
@@ -24,14 +25,18 @@ pub fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
         .map(|path| path.canonicalize().unwrap_or(path))
 }
 
-/// Copies a library into the folder of a machine, under its plain name. Only what the loader needs: with debug
-/// information it is ten times as large.
+/// Copies a library into the folder of a machine, under its plain name, unless it is there already: it may be in use. Only
+/// what the loader needs is copied: with debug information it is ten times as large.
 ///
 /// # Errors
 ///
 /// If it cannot be read or written.
 pub fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Result<PathBuf> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     let copy = folder.join(file);
+    if copy.exists() {
+        return Ok(copy);
+    }
     let mut from = File::open(library)?;
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
@@ -44,10 +49,23 @@ pub fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Resul
         }
         None => from.metadata()?.len(),
     };
-    let mut to = File::create(&copy)?;
+    // Another thread may make the same copy.
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let partial = folder.join(format!("{file}.{number}"));
+    let mut to = File::create(&partial)?;
     to.write_all(&header)?;
     from.seek(SeekFrom::Start(HEADER as u64))?;
-    std::io::copy(&mut from.take(len - HEADER as u64), &mut to)?;
+    let rest = len - HEADER as u64;
+    if std::io::copy(&mut from.take(rest), &mut to)? != rest {
+        let error = "the library was replaced while it was copied";
+        return Err(std::io::Error::other(error));
+    }
+    // Whichever copy is there stays: it may be mapped.
+    match std::fs::hard_link(&partial, &copy) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    std::fs::remove_file(&partial)?;
     Ok(copy)
 }
 
@@ -106,6 +124,24 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
+
+    #[test]
+    fn a_copy_that_is_there_is_left_alone() {
+        let folder = std::env::temp_dir().join(format!("copy-library-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a scratch folder");
+        let library = std::env::current_exe().expect("this program is a file with segments");
+        let copy = copy_library(&library, &folder, "library.so").expect("copied");
+        let first = fs::read(&copy).expect("there");
+        assert!(first.len() > HEADER && first.starts_with(b"\x7fELF"));
+        fs::write(&copy, "in use").expect("written");
+        let again = copy_library(&library, &folder, "library.so").expect("there already");
+        assert_eq!(
+            (again, fs::read(&copy).expect("there")),
+            (copy, b"in use".to_vec())
+        );
+        assert_eq!(fs::read_dir(&folder).expect("listed").count(), 1);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
 
     #[test]
     fn a_library_with_a_hash_in_its_name_is_found_and_the_newest_wins() {

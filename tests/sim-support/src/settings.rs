@@ -22,10 +22,6 @@ pub fn setting(name: &str) -> Option<String> {
 }
 
 /// The folder of the machine that this library was copied for.
-#[allow(
-    dead_code,
-    reason = "not every library that compiles this file needs it"
-)]
 pub fn machine_folder() -> Option<&'static Path> {
     of_machine().map(|(folder, _)| folder.as_path())
 }
@@ -59,7 +55,11 @@ fn own_file() -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Writes the settings of a new machine into its folder.
+/// Writes the settings of a new machine into its folder. Line breaks in values become spaces.
+///
+/// # Errors
+///
+/// If the file cannot be written.
 pub fn write(folder: &Path, settings: &[(String, String)]) -> std::io::Result<()> {
     let lines = settings.iter().map(|(name, value)| {
         // A line is one setting.

@@ -16,7 +16,12 @@ pub const PTX: &str = "
 /// # Errors
 ///
 /// Any error of the driver. No memory is left behind.
+///
+/// # Panics
+///
+/// If the lists differ in length.
 pub fn add(driver: Driver, a: &[f32], b: &[f32]) -> Result<Vec<f32>> {
+    assert_eq!(a.len(), b.len(), "lists of the same length");
     let device = driver.device(0)?;
     let context = device.primary_context()?;
     let stream = context.stream()?;

@@ -16,7 +16,13 @@ pub const PTX: &str = "
 /// # Errors
 ///
 /// Any error of the driver.
+///
+/// # Panics
+///
+/// If the lists differ in length, or have 2^32 elements or more.
 pub fn add(a: &[f32], b: &[f32]) -> Result<Vec<f32>, DriverError> {
+    assert_eq!(a.len(), b.len(), "lists of the same length");
+    let elements = u32::try_from(a.len()).expect("fewer than 2^32 elements");
     let context = CudaContext::new(0)?;
     let stream = context.default_stream();
     let (a, b) = (stream.clone_htod(a)?, stream.clone_htod(b)?);
@@ -26,6 +32,6 @@ pub fn add(a: &[f32], b: &[f32]) -> Result<Vec<f32>, DriverError> {
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut sum).arg(&a).arg(&b).arg(&count);
     // SAFETY: `vector_add` takes three addresses of so many numbers, and how many.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
+    unsafe { launch.launch(LaunchConfig::for_num_elems(elements)) }?;
     stream.clone_dtoh(&sum)
 }

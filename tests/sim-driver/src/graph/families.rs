@@ -44,7 +44,9 @@ impl State {
         child: GraphId,
     ) -> Answer<NodeId> {
         let graph = self.graph(child)?;
-        if graph.is_owned || graph.is_recording || graph.instances > 0 || child == parent {
+        let may_move = !graph.is_owned && !graph.is_recording && graph.instances == 0;
+        // Nor may a graph become part of itself.
+        if !may_move || self.family(child).contains(&parent) {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let node = self.add_op(parent, Op::Child(child), after)?;

@@ -13,6 +13,7 @@ use super::code::Entry;
 use super::kernel::Use;
 use super::launch::Configuration;
 use crate::abi::{LaunchParameter, ModelFunction, Release};
+use crate::callback::Inside;
 use crate::export::Answer;
 
 /// Size of a pointer among the arguments.
@@ -52,6 +53,8 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         if let Some(release) = self.release {
+            // The driver may be locked.
+            let _inside = Inside::begin();
             // SAFETY: the program gave this function for this argument, and no launch refers to the model any more.
             unsafe { release(self.user) };
         }

@@ -15,6 +15,7 @@ use cuda_driver_sys::CUresult;
 
 use super::model::ModelCall;
 use crate::abi::LaunchRecord;
+use crate::callback::Inside;
 use crate::clock::Point;
 use crate::copy::Side;
 use crate::memory::bytes;
@@ -58,6 +59,8 @@ impl ModelRun {
 
     /// Calls the model.
     pub(crate) fn run(&self) {
+        // As in a host function: a wait for its own stream would never end.
+        let _inside = Inside::begin();
         let call = &self.call;
         let record = LaunchRecord {
             name: call.name.as_ptr(),

@@ -112,6 +112,54 @@ fn an_old_machine_lacks_new_functions_and_a_hidden_device_is_not_seen() {
 }
 
 #[test]
+fn a_machine_that_cannot_be_is_refused() {
+    let wrong = Machine::new()
+        .devices(100)
+        .mig(7, 2)
+        .set("CUDA_SIM_MEMROY", "1G")
+        .start();
+    let text = wrong.expect_err("three mistakes").to_string();
+    for part in [
+        "CUDA_SIM_DEVICES",
+        "no device 7",
+        "CUDA_SIM_MEMROY is no setting",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// A wait for its own stream would never end.
+#[test]
+fn a_model_must_not_call_the_driver() {
+    const PTX: &std::ffi::CStr =
+        c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry waits() { ret; }";
+    let (simulator, table, stream) = started(Machine::new());
+    let answer = std::sync::Arc::new(std::sync::OnceLock::new());
+    let (told, synchronise) = (answer.clone(), table.cuCtxSynchronize.expect("exported"));
+    simulator.control().kernel("waits", move |_| {
+        // SAFETY: no arguments.
+        let _ = told.set(unsafe { synchronise() });
+        Ok(())
+    });
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let image = PTX.as_ptr().cast();
+    assert_eq!(call!(table.cuModuleLoadData(&raw mut module, image)), OK);
+    let name = c"waits".as_ptr();
+    assert_eq!(
+        call!(table.cuModuleGetFunction(&raw mut function, module, name)),
+        OK
+    );
+    let none = std::ptr::null_mut;
+    let launched =
+        call!(table.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, none(), none()));
+    assert_eq!(
+        (launched, call!(table.cuStreamSynchronize(stream))),
+        (OK, OK)
+    );
+    assert_eq!(answer.get(), Some(&CUresult::CUDA_ERROR_NOT_PERMITTED));
+}
+
+#[test]
 fn a_violation_fails_the_check() {
     let (simulator, table, stream) = started(Machine::new());
     let mut other = std::ptr::null_mut();
