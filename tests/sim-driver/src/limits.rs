@@ -99,6 +99,22 @@ impl State {
     }
 }
 
+/// A preference that there is.
+pub(crate) fn check_cache(wanted: CUfunc_cache) -> Answer {
+    if wanted.0 > CUfunc_cache::CU_FUNC_CACHE_PREFER_EQUAL.0 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// A size of banks that there is.
+pub(crate) fn check_banks(wanted: CUsharedconfig) -> Answer {
+    if wanted.0 > CUsharedconfig::CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE.0 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(())
+}
+
 exports! {
     plain fn cuCtxGetCacheConfig(_, out: Out<CUfunc_cache>) {
         out.required()?;
@@ -109,9 +125,7 @@ exports! {
     plain fn cuCtxSetCacheConfig(_, wanted: CUfunc_cache) {
         let mut state = state()?;
         let limits = state.limits_of_current()?;
-        if wanted.0 > CUfunc_cache::CU_FUNC_CACHE_PREFER_EQUAL.0 {
-            return Err(INVALID_VALUE);
-        }
+        check_cache(wanted)?;
         limits.cache = wanted;
         Ok(())
     }
@@ -124,11 +138,8 @@ exports! {
 
     plain fn cuCtxSetSharedMemConfig(_, wanted: CUsharedconfig) {
         state()?.limits_of_current()?;
-        if wanted.0 > CUsharedconfig::CU_SHARED_MEM_CONFIG_EIGHT_BYTE_BANK_SIZE.0 {
-            return Err(INVALID_VALUE);
-        }
         // The banks of these devices are fixed.
-        Ok(())
+        check_banks(wanted)
     }
 
     plain fn cuCtxResetPersistingL2Cache(_) {

@@ -2,10 +2,14 @@
 
 use std::ffi::{c_char, c_int};
 
-use cuda_driver_sys::{CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUmodule};
+use cuda_driver_sys::{
+    CUfunc_cache, CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUmodule,
+    CUsharedconfig,
+};
 
 use super::attributes;
 use crate::export::{INVALID_VALUE, Out, exports};
+use crate::limits::{check_banks, check_cache};
 use crate::state::{from_handle, state, to_handle};
 
 exports! {
@@ -57,6 +61,17 @@ exports! {
         attributes::check(attribute.0, value, function.entry()?, version)?;
         function.set.insert(attribute.0, value);
         Ok(())
+    }
+
+    // Documented: a preference, without effect on these devices. A guess: checked as that of a context, which was measured.
+    plain fn cuFuncSetCacheConfig(_, function: CUfunction, wanted: CUfunc_cache) {
+        state()?.function(function)?;
+        check_cache(wanted)
+    }
+
+    plain fn cuFuncSetSharedMemConfig(_, function: CUfunction, wanted: CUsharedconfig) {
+        state()?.function(function)?;
+        check_banks(wanted)
     }
 
     plain fn cuFuncLoad(_, function: CUfunction) {
