@@ -6,6 +6,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::{DriverLibrary, LoadError};
@@ -173,28 +174,53 @@ impl Machine {
     }
 }
 
-/// A folder for one machine, removed when dropped. What was loaded from it stays loaded.
+/// How the names of machines' folders begin; the process follows.
+const PREFIX: &str = "cuda-sim-";
+
+/// A folder for one machine, and the process that made it. Removed when dropped. What was loaded from it stays loaded.
 #[derive(Debug)]
-struct Folder(PathBuf);
+struct Folder(PathBuf, u32);
 
 impl Folder {
     fn new(number: u64) -> io::Result<Self> {
+        static SWEPT: Once = Once::new();
         let all = std::env::temp_dir().canonicalize()?;
         let process = std::process::id();
+        SWEPT.call_once(|| sweep(&all));
         // Left behind by an earlier process of this number that was killed, or somebody else's.
         for attempt in 0..100 {
-            let folder = all.join(format!("cuda-sim-{process}-{number}-{attempt}"));
+            let folder = all.join(format!("{PREFIX}{process}-{number}-{attempt}"));
             match std::fs::create_dir(&folder) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => return made.map(|()| Self(folder)),
+                made => return made.map(|()| Self(folder, process)),
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
     }
 }
 
+/// Removes what processes left that were killed.
+fn sweep(all: &Path) {
+    for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let owner = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('-').next());
+        let owner = owner.and_then(|number| number.parse::<u32>().ok());
+        if owner.is_some_and(|owner| !Path::new("/proc").join(owner.to_string()).exists()) {
+            // Another process may do so at the same time, or the folder may be somebody else's.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
+        // A forked child unwinds as well, and the folder is its parent's.
+        if self.1 != std::process::id() {
+            return;
+        }
         // A destructor cannot report errors.
         let _ = std::fs::remove_dir_all(&self.0);
     }

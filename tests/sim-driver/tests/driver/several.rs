@@ -179,6 +179,23 @@ fn a_violation_fails_the_check() {
 }
 
 #[test]
+fn what_a_killed_process_left_is_removed() {
+    let left = std::env::temp_dir().join("cuda-sim-4294967294-1-0");
+    std::fs::create_dir_all(&left).expect("a folder of a process that cannot be");
+    // Once in a process, so in a process of its own.
+    crate::apart::child_of(
+        "several",
+        "what_a_killed_process_left_is_removed",
+        &[],
+        || {
+            let _simulator = Machine::new().start().expect("the simulator was built");
+            assert!(!left.exists());
+        },
+    );
+    assert!(!left.exists());
+}
+
+#[test]
 fn its_files_are_gone_when_it_is_dropped() {
     let (simulator, table, _) = started(Machine::new());
     let path = simulator.path().to_owned();
