@@ -70,7 +70,7 @@ impl Info {
         if self.code != OK || self.list.addr() <= 1 || self.count as u64 == ODD_NUMBER {
             return Vec::new();
         }
-        // SAFETY: the driver says that so many nodes lie there until the next call for this stream.
+        // SAFETY: the driver keeps this number of nodes there until the next call for this stream.
         unsafe { std::slice::from_raw_parts(self.list, self.count) }.to_vec()
     }
 

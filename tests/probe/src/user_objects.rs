@@ -182,7 +182,7 @@ pub(crate) fn references(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// What has no sense, or one that nobody has tried.
+/// Invalid arguments, and calls that no other question makes.
 pub(crate) fn odd(env: &Environment) -> Result<()> {
     let null = std::ptr::null_mut();
     env.alone("release null", || Ok(name(release(env, null, 1))));

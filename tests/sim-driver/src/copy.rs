@@ -10,7 +10,7 @@ use crate::alloc::Kind;
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
-use crate::plane::{FilledRows, Rows};
+use crate::plane::{FilledRows, Rows, fill_rows};
 use crate::pool::Block;
 use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
@@ -320,38 +320,20 @@ pub(crate) fn copy_rows(
     Ok(())
 }
 
-fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usize) -> Answer {
-    let size = pattern.size();
-    let len = count.checked_mul(size).ok_or(INVALID_VALUE)?;
-    let mut state = state()?;
-    let id: StreamId = state.resolve(handle, call)?;
-    if count == 0 {
-        return Ok(());
-    }
-    if !to.is_multiple_of(size as u64) {
-        return Err(INVALID_VALUE);
-    }
-    if state.is_recording(id)? {
-        let (pitch, width, height) = (len, count, 1);
-        return state.record_fill(
-            id,
-            FilledRows {
-                to,
-                pitch,
-                pattern,
-                width,
-                height,
-            },
-        );
-    }
-    let at = state.begin(id)?;
-    state.touch("memset", at, By::Stream(id), Side::Device(to), len)?;
-    let device = state.stream(id)?.device;
-    state.bring(device, Side::Device(to), len);
-    state
-        .stream(id)?
-        .queue
-        .push(Task::Fill { to, pattern, count })
+/// Fills one row.
+fn fill(stream: (CUstream, Call), to: u64, pattern: Pattern, count: usize) -> Answer {
+    let pitch = count.checked_mul(pattern.size()).ok_or(INVALID_VALUE)?;
+    let (width, height) = (count, 1);
+    fill_rows(
+        stream,
+        FilledRows {
+            to,
+            pitch,
+            pattern,
+            width,
+            height,
+        },
+    )
 }
 
 /// The stream of functions without a stream argument.

@@ -181,7 +181,8 @@ fn copy((stream, call): (CUstream, Call), plan: In<CUDA_MEMCPY2D>, waits: bool) 
     copy_rows((stream, call), to, from, rows, wait, None)
 }
 
-fn fill((handle, call): (CUstream, Call), rows: FilledRows) -> Answer {
+/// Fills rows, in the order of a stream.
+pub(crate) fn fill_rows((handle, call): (CUstream, Call), rows: FilledRows) -> Answer {
     let mut state = state()?;
     let id: StreamId = state.resolve(handle, call)?;
     if rows.width == 0 || rows.height == 0 {
@@ -254,21 +255,21 @@ exports! {
         call, to: CUdeviceptr, pitch: usize, value: c_uchar, width: usize, height: usize
     ) twin cuMemsetD2D8_v2_ptds {
         let pattern = Pattern::D8(value);
-        fill(default(call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows(default(call), FilledRows { to, pitch, pattern, width, height })
     }
 
     plain fn cuMemsetD2D16_v2(
         call, to: CUdeviceptr, pitch: usize, value: c_ushort, width: usize, height: usize
     ) twin cuMemsetD2D16_v2_ptds {
         let pattern = Pattern::D16(value);
-        fill(default(call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows(default(call), FilledRows { to, pitch, pattern, width, height })
     }
 
     plain fn cuMemsetD2D32_v2(
         call, to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize
     ) twin cuMemsetD2D32_v2_ptds {
         let pattern = Pattern::D32(value);
-        fill(default(call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows(default(call), FilledRows { to, pitch, pattern, width, height })
     }
 
     plain fn cuMemsetD2D8Async(
@@ -276,7 +277,7 @@ exports! {
         stream: CUstream
     ) twin cuMemsetD2D8Async_ptsz {
         let pattern = Pattern::D8(value);
-        fill((stream, call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows((stream, call), FilledRows { to, pitch, pattern, width, height })
     }
 
     plain fn cuMemsetD2D16Async(
@@ -284,7 +285,7 @@ exports! {
         stream: CUstream
     ) twin cuMemsetD2D16Async_ptsz {
         let pattern = Pattern::D16(value);
-        fill((stream, call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows((stream, call), FilledRows { to, pitch, pattern, width, height })
     }
 
     plain fn cuMemsetD2D32Async(
@@ -292,6 +293,6 @@ exports! {
         stream: CUstream
     ) twin cuMemsetD2D32Async_ptsz {
         let pattern = Pattern::D32(value);
-        fill((stream, call), FilledRows { to, pitch, pattern, width, height })
+        fill_rows((stream, call), FilledRows { to, pitch, pattern, width, height })
     }
 }

@@ -26,12 +26,6 @@ pub(crate) enum Task {
     Copy(Rows),
     /// Writes bytes read from the host when the copy was submitted.
     Write { to: u64, bytes: Box<[u8]> },
-    /// Repeats a pattern.
-    Fill {
-        to: u64,
-        pattern: Pattern,
-        count: usize,
-    },
     /// Repeats a pattern in rows.
     FillRows(FilledRows),
     /// Runs a built-in kernel.
@@ -244,7 +238,6 @@ impl Task {
             Self::Copy(rows) => rows.ranges(),
             Self::FillRows(rows) => [(rows.to, rows.span().unwrap_or_default()), (0, 0), (0, 0)],
             Self::Write { to, bytes } => [(*to, bytes.len()), (0, 0), (0, 0)],
-            Self::Fill { to, pattern, count } => [(*to, count * pattern.size()), (0, 0), (0, 0)],
             Self::Kernel(work) => work.ranges(),
             _ => [(0, 0); 3],
         }
@@ -265,7 +258,6 @@ impl Task {
             Self::Copy(rows) => rows.run(),
             Self::FillRows(rows) => rows.run(),
             Self::Write { to, bytes } => bytes::write(to, &bytes),
-            Self::Fill { to, pattern, count } => pattern.fill(to, count),
             Self::Kernel(work) => work.run(),
             // Its accesses are not known beforehand, so each keeps its memory in place by itself.
             Self::Model(run) => run.run(),

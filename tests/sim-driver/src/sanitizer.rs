@@ -158,21 +158,15 @@ pub(crate) fn remember(accesses: &mut Vec<Point>, point: Point) {
 
 /// Reports an access that begins in a block and does not end there.
 pub(crate) fn out_of_bounds(reports: &mut Reports, access: Access, start: u64, size: u64) {
-    let Access {
-        what,
-        at,
-        address,
-        len,
-    } = access;
-    reports.add(format!(
-        "out of bounds: {what} {len} bytes at {address:#x} on stream {:#x} runs past the block of \
-         {size} bytes at {start:#x}",
-        at.stream
-    ));
+    beyond(reports, access, "past", start, size);
 }
 
 /// Reports an access that begins before a block.
 pub(crate) fn runs_into(reports: &mut Reports, access: Access, start: u64, size: u64) {
+    beyond(reports, access, "into", start, size);
+}
+
+fn beyond(reports: &mut Reports, access: Access, way: &str, start: u64, size: u64) {
     let Access {
         what,
         at,
@@ -180,7 +174,7 @@ pub(crate) fn runs_into(reports: &mut Reports, access: Access, start: u64, size:
         len,
     } = access;
     reports.add(format!(
-        "out of bounds: {what} {len} bytes at {address:#x} on stream {:#x} runs into the block of \
+        "out of bounds: {what} {len} bytes at {address:#x} on stream {:#x} runs {way} the block of \
          {size} bytes at {start:#x}",
         at.stream
     ));

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cuda_sim_support::find::{built_library, copy_library};
+use cuda_sim_support::find::{built_library, library_beside};
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_GDR_LIBRARY";
@@ -24,8 +24,5 @@ pub fn library_path() -> Option<PathBuf> {
 ///
 /// If the library was not built, or the machine's folder is gone.
 pub fn library_for(driver: &Path) -> io::Result<PathBuf> {
-    let (Some(library), Some(folder)) = (library_path(), driver.parent()) else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
-    copy_library(&library, folder, FILE)
+    library_beside(driver, LIBRARY_VARIABLE, FILE)
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
-use cuda_sim_support::find::{built_library, copy_library};
+use cuda_sim_support::find::{built_library, library_beside};
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";
@@ -36,10 +36,7 @@ pub fn library_path() -> Option<PathBuf> {
 ///
 /// If the library was not built, or the machine's folder is gone.
 pub fn library_for(driver: &Path) -> io::Result<PathBuf> {
-    let (Some(library), Some(folder)) = (library_path(), driver.parent()) else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
-    copy_library(&library, folder, FILE)
+    library_beside(driver, LIBRARY_VARIABLE, FILE)
 }
 
 /// Points programs that look for NVML to the simulated one if this machine has none. For the examples in documentation,

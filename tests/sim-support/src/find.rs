@@ -69,6 +69,18 @@ pub fn copy_library(library: &Path, folder: &Path, file: &str) -> std::io::Resul
     Ok(copy)
 }
 
+/// A copy of a library, found as by [`built_library`], beside the driver of a machine.
+///
+/// # Errors
+///
+/// If the library was not built, or the machine's folder is gone.
+pub fn library_beside(driver: &Path, variable: &str, file: &str) -> std::io::Result<PathBuf> {
+    let (Some(library), Some(folder)) = (built_library(variable, file), driver.parent()) else {
+        return Err(std::io::ErrorKind::NotFound.into());
+    };
+    copy_library(&library, folder, file)
+}
+
 /// Bytes of the header of a 64-bit ELF file.
 const HEADER: usize = 64;
 

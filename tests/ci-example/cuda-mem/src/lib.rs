@@ -31,7 +31,7 @@ pub fn add(driver: Driver, a: &[f32], b: &[f32]) -> Result<Vec<f32>> {
     let mut sum: DeviceBuffer<f32> = pool.alloc_zeroed(&stream, a.len())?;
     let kernel = context.load(&Image::ptx(PTX)?)?.function("vector_add")?;
     let threads = Launch::over(a.len(), 256);
-    // SAFETY: `vector_add` takes three addresses of so many numbers, and how many.
+    // SAFETY: `vector_add` takes three addresses and the number of elements at each.
     unsafe { kernel.launch(&stream, threads, (&mut sum, &a, &b, a.len() as u64)) }?;
     sum.to_vec()
 }

@@ -66,7 +66,7 @@ fn every_failure_is_survived() -> Result {
         simulator.check()?;
         match &outcome {
             Err(_) => failures += 1,
-            // What fails while something is released has nobody to tell, but nothing may be wrong.
+            // A failed release is not reported to the caller. The result must still be right.
             Ok(sums) => assert_eq!(*sums, [3.0]),
         }
         // It has fewer calls than that.

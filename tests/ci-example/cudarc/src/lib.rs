@@ -31,7 +31,7 @@ pub fn add(a: &[f32], b: &[f32]) -> Result<Vec<f32>, DriverError> {
     let count = a.len() as u64;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut sum).arg(&a).arg(&b).arg(&count);
-    // SAFETY: `vector_add` takes three addresses of so many numbers, and how many.
+    // SAFETY: `vector_add` takes three addresses and the number of elements at each.
     unsafe { launch.launch(LaunchConfig::for_num_elems(elements)) }?;
     stream.clone_dtoh(&sum)
 }
