@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let output = cargo(folder, &["test", "--quiet"])?;
     print!("{output}");
-    ensure!(output.contains("1 passed"), "the README's test did not run");
+    ensure!(output.contains("test result: ok. 1 passed"), "the README's test did not run");
     let shown = program.run(folder)?;
     print!("{shown}");
     let shown = on_one_line(&shown);
@@ -82,13 +82,13 @@ fn examples(root: &Path, folder: &Path) -> Result<()> {
     let output = cargo(&folder.join("cuda-mem"), &["test", "--quiet"])?;
     print!("{output}");
     ensure!(
-        output.contains("5 passed"),
+        output.contains("test result: ok. 5 passed"),
         "the tests with cuda-mem did not run"
     );
     let output = script(&folder.join("cudarc"), &[])?;
     print!("{output}");
     ensure!(
-        output.contains("1 passed"),
+        output.contains("test result: ok. 1 passed"),
         "the test with cudarc did not run"
     );
     let library = simulator(&folder.join("cudarc"))?;

@@ -18,7 +18,7 @@ extern "C" {
 
 typedef uint32_t simcuda_result;
 
-/* The library's identity, with the version of these functions: "cuda-sim 4". */
+/* The library's identity, with the version of these functions: "cuda-sim 5". */
 const char *simcuda_identify(void);
 
 /* ---- Kernels of your own ------------------------------------------------------------------------------------------ */
@@ -66,6 +66,10 @@ simcuda_result simcuda_kernel(const char *name, simcuda_model model, void *user,
  * fail as well. With a null `out` or `from` the access is only checked. The order sanitizer sees each access. */
 simcuda_result simcuda_read(const simcuda_launch *launch, uint64_t address, void *out, size_t bytes);
 simcuda_result simcuda_write(const simcuda_launch *launch, uint64_t address, const void *from, size_t bytes);
+
+/* Address and bytes of a variable of the kernel's module, declared with .global or .const; each may be null. NOT_FOUND if
+ * the module has none of this name. */
+simcuda_result simcuda_variable(const simcuda_launch *launch, const char *name, uint64_t *address, size_t *bytes);
 
 /* Reports that the model cannot do its work. All later accesses of the launch fail. */
 void simcuda_kernel_error(const simcuda_launch *launch, const char *why);

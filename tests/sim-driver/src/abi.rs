@@ -26,6 +26,10 @@ pub(crate) type ReadMemory =
 pub(crate) type WriteMemory =
     unsafe extern "C" fn(*const LaunchRecord, u64, *const c_void, usize) -> CUresult;
 
+/// Finds a variable of the kernel's module.
+pub(crate) type FindVariable =
+    unsafe extern "C" fn(*const LaunchRecord, *const c_char, *mut u64, *mut usize) -> CUresult;
+
 /// Ends the work with an error.
 pub(crate) type FailLaunch = unsafe extern "C" fn(*const LaunchRecord, *const c_char);
 

@@ -52,6 +52,8 @@ pub(crate) struct Allocation {
     pub(crate) flags: c_uint,
     /// Whether the program asked for synchronous copies.
     pub(crate) is_sync: bool,
+    /// Whether it is a variable of a module, which the program cannot free.
+    pub(crate) is_variable: bool,
     /// When it was freed, in stream order; the memory stays until the host synchronises.
     pub(crate) freed: Option<Point>,
     /// Its own memory; `None` in a slab.
@@ -62,7 +64,8 @@ impl Allocation {
     /// Device memory that it occupies by itself. Managed memory may exceed the device's, and occupies it only where
     /// resident: see `resident.rs`.
     fn taken(&self) -> u64 {
-        if self.kind == Kind::Device && self.mapping.is_some() {
+        // A guess: variables are part of the code, whose memory is not counted.
+        if self.kind == Kind::Device && self.mapping.is_some() && !self.is_variable {
             self.size.next_multiple_of(DEVICE_STEP)
         } else {
             0
@@ -119,10 +122,35 @@ impl State {
             flags: 0,
             // Measured.
             is_sync: kind == Kind::Managed,
+            is_variable: false,
             freed: None,
             mapping,
         };
         self.devices[device].taken += allocation.taken();
+        self.allocations.insert(start, allocation);
+        Ok(start)
+    }
+
+    /// Memory for a variable of a module: on a device, or managed, which belongs to no context.
+    pub(crate) fn allocate_variable(
+        &mut self,
+        size: u64,
+        align: u64,
+        (context, device): (Option<ContextId>, usize),
+    ) -> Answer<u64> {
+        let kind = context.map_or(Kind::Managed, |_| Kind::Device);
+        let (mapping, start) = Mapping::allocate_aligned(size, align.next_power_of_two())?;
+        let allocation = Allocation {
+            size,
+            context: context.unwrap_or_default(),
+            device,
+            kind,
+            flags: 0,
+            is_sync: kind == Kind::Managed,
+            is_variable: true,
+            freed: None,
+            mapping: Some(mapping),
+        };
         self.allocations.insert(start, allocation);
         Ok(start)
     }
@@ -154,7 +182,8 @@ impl State {
     pub(crate) fn taken_around(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let (&block, allocation) = self.allocations.range(..end).next_back()?;
         let is_hit = block + allocation.size > start;
-        if !is_hit || allocation.kind != Kind::Device || allocation.freed.is_some() {
+        let is_gone = allocation.freed.is_some() || allocation.is_variable;
+        if !is_hit || allocation.kind != Kind::Device || is_gone {
             return None;
         }
         let first = block - block % DEVICE_STEP;
@@ -229,6 +258,7 @@ pub(crate) fn free_waiting(address: u64, is_host: bool) -> Answer {
         let allocation = state.allocations.get(&address);
         let allocation = allocation
             .filter(|found| found.is_host() == is_host && found.freed.is_none())
+            .filter(|found| !found.is_variable)
             .ok_or(INVALID_VALUE)?;
         // Managed memory may be in use on every device.
         (allocation.kind != Kind::Managed).then_some(allocation.device)

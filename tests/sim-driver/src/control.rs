@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::{CUresult, CUstream};
 
-use crate::abi::{FailLaunch, ReadMemory, RegisterModel, WriteMemory};
+use crate::abi::{FailLaunch, FindVariable, ReadMemory, RegisterModel, WriteMemory};
 pub use crate::live::Live;
 use crate::simcuda::IDENTITY;
 
@@ -52,6 +52,7 @@ pub struct Control {
 pub(crate) struct LaunchFunctions {
     pub(crate) read: ReadMemory,
     pub(crate) write: WriteMemory,
+    pub(crate) variable: FindVariable,
     pub(crate) fail: FailLaunch,
 }
 
@@ -146,6 +147,7 @@ impl Control {
             launch_functions: LaunchFunctions {
                 read: function!(library, c"simcuda_read", ReadMemory),
                 write: function!(library, c"simcuda_write", WriteMemory),
+                variable: function!(library, c"simcuda_variable", FindVariable),
                 fail: function!(library, c"simcuda_kernel_error", FailLaunch),
             },
             reports: function!(library, c"simcuda_reports", Count),

@@ -63,7 +63,7 @@ impl State {
         let (host, device): (Vec<_>, Vec<_>) = self
             .allocations
             .values()
-            .filter(|allocation| allocation.freed.is_none())
+            .filter(|allocation| allocation.freed.is_none() && !allocation.is_variable)
             .partition(|allocation| allocation.is_host());
         let device_bytes = device.iter().map(|allocation| allocation.size);
         let imported = || self.sharing.imported.values();

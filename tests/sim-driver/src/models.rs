@@ -289,6 +289,24 @@ impl Launch<'_> {
         accessed(code, address, bytes)
     }
 
+    /// Address and bytes of a variable of the module that the kernel is in, declared with `.global` or `.const`.
+    ///
+    /// # Errors
+    ///
+    /// If it has none of this name.
+    pub fn variable(&self, name: &str) -> Result<(u64, usize), LaunchError> {
+        let missing = || LaunchError::other(format!("the module has no variable `{name}`"));
+        let text = CString::new(name).map_err(|_| missing())?;
+        let (mut address, mut bytes) = (0, 0);
+        let (to, len) = (&raw mut address, &raw mut bytes);
+        // SAFETY: a zero-terminated string, the record of the launch, and room for both results.
+        let code = unsafe { (self.functions.variable)(self.record, text.as_ptr(), to, len) };
+        match code {
+            CUresult::CUDA_SUCCESS => Ok((address, bytes)),
+            _ => Err(missing()),
+        }
+    }
+
     /// Reads elements, changes them and writes them back.
     ///
     /// # Errors

@@ -73,6 +73,9 @@ impl State {
                     || self.has_opened(current, allocation.context);
                 if is_open { Ok(()) } else { Err(INVALID_VALUE) }
             });
+            let is_shareable = allocation.kind == Kind::Device
+                && !allocation.is_variable
+                && self.knobs.has_legacy_sharing();
             return Some(Facts {
                 address,
                 start,
@@ -81,8 +84,8 @@ impl State {
                 memory_type: if allocation.is_host() { HOST } else { DEVICE },
                 is_managed: allocation.kind == Kind::Managed,
                 device,
-                is_legacy_ipc: allocation.kind == Kind::Device && self.knobs.has_legacy_sharing(),
-                is_direct: allocation.kind == Kind::Device && self.knobs.has_legacy_sharing(),
+                is_legacy_ipc: is_shareable,
+                is_direct: is_shareable,
                 access: 3,
                 is_sync: allocation.is_sync,
                 reach,

@@ -16,7 +16,7 @@ use crate::state::{State, state};
 use crate::table;
 
 /// The library's identity.
-pub(crate) const IDENTITY: &CStr = c"cuda-sim 4";
+pub(crate) const IDENTITY: &CStr = c"cuda-sim 5";
 
 /// A text passed from C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
@@ -236,6 +236,31 @@ extern "C" fn simcuda_write(
 ) -> CUresult {
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
     run(launch).map_or(invalid, |run| run.write(address, from, len))
+}
+
+/// Finds a variable of the module that a running kernel is in. Each of the results may be null. NOT_FOUND if there is none.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_variable(
+    launch: *const LaunchRecord,
+    of: *const c_char,
+    address: *mut u64,
+    bytes: *mut usize,
+) -> CUresult {
+    let (Some(run), Some(of)) = (run(launch), name(of)) else {
+        return CUresult::CUDA_ERROR_INVALID_VALUE;
+    };
+    let Some(found) = run.variable(&of) else {
+        return CUresult::CUDA_ERROR_NOT_FOUND;
+    };
+    // SAFETY: null, or valid for one write by the contract of this function.
+    if let Some(address) = unsafe { address.as_mut() } {
+        *address = found.address;
+    }
+    // SAFETY: as above.
+    if let Some(bytes) = unsafe { bytes.as_mut() } {
+        *bytes = found.size as usize;
+    }
+    CUresult::CUDA_SUCCESS
 }
 
 /// Reports that a model cannot do its work.

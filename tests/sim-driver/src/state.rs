@@ -132,7 +132,9 @@ pub(crate) fn check_initialised() -> Answer {
 
 /// The state, locked.
 pub(crate) fn state() -> Answer<MutexGuard<'static, State>> {
-    let state = STATE.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)?;
+    // A forked child has the lock as it was, perhaps held by a thread that it does not have.
+    let state = STATE.get().filter(|_| !IS_FORK.load(Ordering::Acquire));
+    let state = state.ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)?;
     Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

@@ -1,5 +1,6 @@
 //! Code on devices: loading, asking and launching kernels.
 
+mod cubins;
 mod kernels;
 mod loading;
 

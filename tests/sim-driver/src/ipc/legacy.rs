@@ -28,7 +28,11 @@ exports! {
         let state = state()?;
         state.check_legacy_sharing()?;
         let allocation = state.allocation(address);
-        if !allocation.is_some_and(|(_, found)| found.kind == Kind::Device && found.freed.is_none()) {
+        // A guess for variables, of which the driver says that they cannot be shared.
+        let is_shareable = allocation.is_some_and(|(_, found)| {
+            found.kind == Kind::Device && found.freed.is_none() && !found.is_variable
+        });
+        if !is_shareable {
             return Err(INVALID_VALUE);
         }
         let mut handle = CUipcMemHandle::default();

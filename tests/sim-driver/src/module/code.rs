@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use cuda_driver_sys::CUresult;
 
+use super::variable::Variable;
 use crate::export::Answer;
 
 /// The compute capability of the simulated devices.
@@ -13,6 +14,7 @@ pub(super) const DEVICE_TARGET: u32 = 90;
 #[derive(Debug, Default)]
 pub(super) struct Code {
     pub(super) entries: Vec<Entry>,
+    pub(super) variables: Vec<Variable>,
 }
 
 impl Code {

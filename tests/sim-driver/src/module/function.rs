@@ -63,7 +63,7 @@ exports! {
         Ok(())
     }
 
-    // Documented: a preference, without effect on these devices. A guess: checked as that of a context, which was measured.
+    // Documented: a preference, without effect on these devices.
     plain fn cuFuncSetCacheConfig(_, function: CUfunction, wanted: CUfunc_cache) {
         state()?.function(function)?;
         check_cache(wanted)

@@ -1,4 +1,4 @@
-//! The images that a program loads: PTX text, or the simulated linker's output.
+//! The images that a program loads: PTX text, a cubin, or the simulated linker's output.
 
 use std::ffi::{c_uint, c_void};
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cuda_driver_sys::{CUjit_option, CUresult};
 
 use super::code::{Code, Refusal};
+use super::cubin;
 use super::ptx::{newest_of, parse};
 use crate::export::{Answer, INVALID_VALUE, In, Out, Value};
 use crate::knobs::Knobs;
@@ -17,7 +18,24 @@ const FATBIN: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 /// Follows the ELF magic number; only the simulated linker writes it.
 const LINKED: [u8; 12] = *b"cuda-sim PTX";
 
-const MACHINE_CODE: &str = "the simulated driver runs no machine code (cubin, fatbin); load PTX";
+const FAT: &str = "the simulated driver reads no fatbin; load a cubin or PTX";
+
+/// What an image contains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Texts(Vec<String>),
+    Cubin(Vec<u8>),
+}
+
+impl Source {
+    /// Its kernels and variables.
+    pub(super) fn code(&self) -> Result<Code, Refusal> {
+        match self {
+            Self::Texts(texts) => understand(texts),
+            Self::Cubin(bytes) => cubin::parse(bytes),
+        }
+    }
+}
 
 fn not_text() -> Refusal {
     Refusal::image("the image is neither a text nor a binary")
@@ -33,9 +51,12 @@ pub(super) fn linked(texts: &[String]) -> Vec<u8> {
     [&ELF[..], &LINKED, &len.to_le_bytes(), &texts].concat()
 }
 
-/// The texts of an image of at most `len` bytes. Reads only as much as needed to identify it.
-pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Refusal> {
-    let cut = || Refusal::image("the image ends too early");
+fn cut() -> Refusal {
+    Refusal::image("the image ends too early")
+}
+
+/// The contents of an image of at most `len` bytes. Reads only as much as needed to identify it.
+pub(super) fn source(image: *const c_void, len: usize) -> Result<Source, Refusal> {
     let byte = |at: usize| match at {
         at if at < len => {
             let byte = In::new(image.cast::<u8>().wrapping_add(at)).read();
@@ -43,28 +64,31 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Ref
         }
         _ => Err(cut()),
     };
+    let read = |start: usize, len: usize| -> Result<Vec<u8>, Refusal> {
+        (start..start.saturating_add(len)).map(byte).collect()
+    };
     let has = |at: usize, expected: &[u8]| {
         let mut places = (at..).zip(expected);
         places.all(|(at, expected)| byte(at) == Ok(*expected))
     };
     if has(0, &ELF) {
-        // Real machine code contains nothing that the simulator could run.
-        if !has(ELF.len(), &LINKED) {
-            return Err(Refusal::image(MACHINE_CODE));
-        }
         let start = ELF.len() + LINKED.len();
-        let mut size = [0; 8];
-        for (at, place) in size.iter_mut().enumerate() {
-            *place = byte(start + at)?;
+        if has(ELF.len(), &LINKED) {
+            let size = read(start, 8)?;
+            let size = size
+                .first_chunk()
+                .map_or(0, |size| u64::from_le_bytes(*size));
+            let texts = String::from_utf8(read(start + 8, size as usize)?);
+            let texts = texts.map_err(|_| not_text())?;
+            let texts = texts.split_terminator('\0');
+            return Ok(Source::Texts(texts.map(str::to_owned).collect()));
         }
-        let start = start + size.len();
-        let end = start.saturating_add(u64::from_le_bytes(size) as usize);
-        let all = (start..end).map(byte).collect::<Result<Vec<u8>, _>>()?;
-        let all = String::from_utf8(all).map_err(|_| not_text())?;
-        return Ok(all.split_terminator('\0').map(str::to_owned).collect());
+        let header = read(0, cubin::HEADER)?;
+        let header = header.first_chunk().ok_or_else(cut)?;
+        return Ok(Source::Cubin(read(0, cubin::len(header)?)?));
     }
     if has(0, &FATBIN) {
-        return Err(Refusal::image(MACHINE_CODE));
+        return Err(Refusal::image(FAT));
     }
     let mut text = Vec::new();
     for at in 0..len {
@@ -82,10 +106,10 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Ref
     if !text.contains(".version") {
         return Err(Refusal::image("a text with no `.version` is no PTX"));
     }
-    Ok(vec![text])
+    Ok(Source::Texts(vec![text]))
 }
 
-/// Parses all texts, and collects their kernels.
+/// Parses all texts, and collects their kernels and variables.
 pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
     let newest = newest_of(Knobs::get().version);
     let mut all = Code::default();
@@ -98,6 +122,7 @@ pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
             }
             all.entries.push(entry);
         }
+        all.variables.extend(code.variables);
     }
     Ok(all)
 }
@@ -113,7 +138,7 @@ pub(super) fn load(image: *const c_void, len: usize, logs: &Logs) -> Answer<Arc<
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    let understood = texts(image, len).and_then(|texts| understand(&texts));
+    let understood = source(image, len).and_then(|source| source.code());
     logs.write(understood.as_ref().err())?;
     let code = understood.map_err(|refusal| refusal.code)?;
     Ok(Arc::new(code))
@@ -199,26 +224,37 @@ impl Buffer {
 mod tests {
     use super::*;
 
-    fn of(bytes: &[u8]) -> Result<Vec<String>, CUresult> {
-        texts(bytes.as_ptr().cast(), bytes.len()).map_err(|refusal| refusal.code)
+    fn of(bytes: &[u8]) -> Result<Source, CUresult> {
+        source(bytes.as_ptr().cast(), bytes.len()).map_err(|refusal| refusal.code)
+    }
+
+    fn texts(texts: &[&str]) -> Source {
+        Source::Texts(texts.iter().map(|text| (*text).to_owned()).collect())
     }
 
     const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
+    const CUBIN: &[u8] = include_bytes!("../../../data/bump-sm_90.cubin");
 
     #[test]
     fn a_text_ends_at_its_zero_or_with_its_bytes() {
-        assert_eq!(of(b".version\0more"), Ok(vec![".version".to_owned()]));
-        assert_eq!(of(b".version"), Ok(vec![".version".to_owned()]));
+        assert_eq!(of(b".version\0more"), Ok(texts(&[".version"])));
+        assert_eq!(of(b".version"), Ok(texts(&[".version"])));
         assert_eq!(of(b""), Err(INVALID_IMAGE));
     }
 
     #[test]
-    fn only_what_the_simulated_linker_made_is_taken_for_a_cubin() {
-        let inputs = ["one".to_owned(), "two".to_owned()];
-        assert_eq!(of(&linked(&inputs)), Ok(inputs.to_vec()));
+    fn a_cubin_ends_where_its_header_says() {
+        let longer = [CUBIN, b"more"].concat();
+        assert_eq!(of(&longer), Ok(Source::Cubin(CUBIN.to_vec())));
+        assert_eq!(of(&CUBIN[..CUBIN.len() - 1]), Err(INVALID_IMAGE));
         assert_eq!(of(b"\x7fELF\x02\x01\x01\x33\x07"), Err(INVALID_IMAGE));
         assert_eq!(of(&FATBIN), Err(INVALID_IMAGE));
-        let cut = linked(&inputs);
-        assert_eq!(of(&cut[..cut.len() - 1]), Err(INVALID_IMAGE));
+    }
+
+    #[test]
+    fn what_the_simulated_linker_made_has_its_texts() {
+        let made = linked(&["one".to_owned(), "two".to_owned()]);
+        assert_eq!(of(&made), Ok(texts(&["one", "two"])));
+        assert_eq!(of(&made[..made.len() - 1]), Err(INVALID_IMAGE));
     }
 }

@@ -1,6 +1,7 @@
 //! Kernel launches: checked at submission, executed by the stream.
 
 use std::ffi::{c_uint, c_void};
+use std::sync::Arc;
 
 use cuda_driver_sys::{CUfunction, CUlaunchAttributeID, CUlaunchConfig, CUresult, CUstream};
 
@@ -143,13 +144,12 @@ fn launch(
     let found = found.ok_or(super::INVALID_HANDLE)?;
     let module = state.modules.modules.get(&found.module);
     // Measured: the error for a stream of another context.
-    if module.is_none_or(|module| module.context != context) {
-        return Err(super::INVALID_HANDLE);
-    }
+    let module = module.filter(|module| module.context == context);
+    let variables = Arc::clone(&module.ok_or(super::INVALID_HANDLE)?.variables);
     let arguments = arguments.read(found.entry()?);
     let entry = found.entry()?.clone();
     configuration.check(&state.limits(id)?)?;
-    let Some(work) = Work::new(&entry, configuration, &arguments?) else {
+    let Some(work) = Work::new(&entry, configuration, &arguments?, &variables) else {
         let name = entry.name.to_string_lossy();
         let why = format!(
             "the simulated driver cannot run the kernel `{name}`: it runs only `fill`, `copy`, `add`, `spin` and \

@@ -4,13 +4,15 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
-    CUfunction, CUfunction_attribute, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
+    CUdevice, CUdeviceptr, CUfunc_cache, CUfunction, CUfunction_attribute, CUjit_option, CUkernel,
+    CUlibrary, CUlibraryOption, CUmodule, CUresult,
 };
 
 use super::image::{self, Logs};
-use super::{Kernel, Library, attributes};
+use super::{Kernel, Library, attributes, variable};
 use crate::context::wait_for;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::limits::check_cache;
 use crate::state::{HandleKind, from_handle, state, to_handle};
 
 /// The arguments of the load functions other than the image.
@@ -57,6 +59,7 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
         code,
         kernels,
         modules: std::collections::BTreeMap::new(),
+        managed: None,
     };
     state.modules.libraries.insert(id, library);
     // Documented: without lazy loading, a library is loaded into all contexts, present and future.
@@ -104,12 +107,7 @@ exports! {
         for context in copies.keys() {
             wait_for(*context)?;
         }
-        let mut state = state()?;
-        for module in copies.into_values() {
-            state.end_module(module);
-        }
-        state.modules.libraries.remove(&id);
-        state.modules.kernels.retain(|_, kernel| kernel.library != id);
+        state()?.end_library(id);
         Ok(())
     }
 
@@ -152,11 +150,44 @@ exports! {
         out.write(to_handle(state.copy_of(id, context)?))
     }
 
+    plain fn cuLibraryGetGlobal(
+        _, address: Out<CUdeviceptr>, size: Out<usize>, library: CUlibrary, name: In<c_char>
+    ) {
+        let name = variable::name(address, size, name)?;
+        let (id, context) = {
+            let state = state()?;
+            let (id, library) = state.library(library)?;
+            library.code.as_ref().map_err(|code| *code)?;
+            (id, state.current()?)
+        };
+        // A guess: this waits as `cuKernelGetFunction` does.
+        if !state()?.has_copy(id, context) {
+            wait_for(context)?;
+        }
+        let mut state = state()?;
+        let copy = state.copy_of(id, context)?;
+        state.variable(copy, &name)?.write(address, size);
+        Ok(())
+    }
+
+    plain fn cuLibraryGetManaged(
+        _, address: Out<CUdeviceptr>, size: Out<usize>, library: CUlibrary, name: In<c_char>
+    ) {
+        let name = variable::name(address, size, name)?;
+        let mut state = state()?;
+        let (id, _) = state.library(library)?;
+        let managed = state.managed_variables_of(id)?;
+        let found = managed.iter().find(|it| it.is_named(&name));
+        found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?.write(address, size);
+        Ok(())
+    }
+
     plain fn cuKernelGetFunction(_, out: Out<CUfunction>, kernel: CUkernel) {
         out.required()?;
         let context = state()?.current()?;
+        let library = state()?.kernel(kernel)?.library;
         // Measured: getting the first function in a context waits for its streams, as loading a module does.
-        if !state()?.has_copy(from_handle(kernel), context)? {
+        if !state()?.has_copy(library, context) {
             wait_for(context)?;
         }
         let mut state = state()?;
@@ -191,6 +222,15 @@ exports! {
     plain fn cuKernelGetParamCount(_, kernel: CUkernel, out: Out<usize>) {
         out.required()?;
         out.write(state()?.kernel(kernel)?.entry()?.parameters.len())
+    }
+
+    plain fn cuKernelSetCacheConfig(
+        _, kernel: CUkernel, wanted: CUfunc_cache, device: CUdevice
+    ) {
+        let state = state()?;
+        state.kernel(kernel)?;
+        state.device(device)?;
+        check_cache(wanted)
     }
 
     plain fn cuKernelGetAttribute(

@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_uint, c_void};
 use cuda_driver_sys::{CUjit_option, CUjitInputType, CUlinkState, CUresult};
 
 use super::INVALID_HANDLE;
-use super::image::{self, Logs};
+use super::code::Refusal;
+use super::image::{self, Logs, Source};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 
@@ -13,6 +14,8 @@ use crate::state::{HandleKind, State, from_handle, state, to_handle};
 #[derive(Debug)]
 pub(super) struct Link {
     texts: Vec<String>,
+    /// Whether it was given a cubin.
+    is_broken: bool,
     logs: Logs,
     /// The output, which the program may read until it destroys the linker.
     cubin: Option<Box<[u8]>>,
@@ -32,8 +35,13 @@ impl Link {
         if !is_input || self.cubin.is_some() {
             return Err(INVALID_VALUE);
         }
-        let texts = match image::texts(data, size) {
-            Ok(texts) => texts,
+        let texts = match image::source(data, size) {
+            Ok(Source::Texts(texts)) => texts,
+            // Measured, also with one for this device: it must have been made for linking. None such are known here.
+            Ok(Source::Cubin(_)) => {
+                self.is_broken = true;
+                return self.check();
+            }
             Err(refusal) => {
                 self.logs.write(Some(&refusal))?;
                 return Err(refusal.code);
@@ -50,6 +58,20 @@ impl Link {
         }
         answer
     }
+
+    /// Measured: a linker that was given a cubin makes nothing any more.
+    fn check(&self) -> Answer {
+        if !self.is_broken {
+            return Ok(());
+        }
+        let code = CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU;
+        let what = "the cubin was not made for linking";
+        self.logs.write(Some(&Refusal {
+            code,
+            ..Refusal::image(what)
+        }))?;
+        Err(code)
+    }
 }
 
 exports! {
@@ -63,7 +85,7 @@ exports! {
         // Measured: a context must be current.
         state.current()?;
         let id = state.new_handle(HandleKind::Link);
-        let link = Link { texts: Vec::new(), logs, cubin: None };
+        let link = Link { texts: Vec::new(), is_broken: false, logs, cubin: None };
         state.modules.links.insert(id, link);
         out.write(to_handle(id))
     }
@@ -93,6 +115,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let link = state.link(link)?;
+        link.check()?;
         let understood = image::understand(&link.texts);
         link.logs.write(understood.as_ref().err())?;
         understood.map_err(|refusal| refusal.code)?;

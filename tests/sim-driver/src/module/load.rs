@@ -7,6 +7,7 @@ use cuda_driver_sys::{
 };
 
 use super::image::{self, Logs};
+use super::variable;
 use crate::context::wait_for;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{state, to_handle};
@@ -112,14 +113,11 @@ exports! {
     plain fn cuModuleGetGlobal_v2(
         _, address: Out<CUdeviceptr>, size: Out<usize>, module: CUmodule, name: In<c_char>
     ) {
-        // Documented: each result is optional. A guess: not both.
-        if address.required().is_err() && size.required().is_err() {
-            return Err(INVALID_VALUE);
-        }
-        name.text()?;
-        state()?.module(module)?;
-        // Module variables are not simulated.
-        Err(CUresult::CUDA_ERROR_NOT_FOUND)
+        let name = variable::name(address, size, name)?;
+        let mut state = state()?;
+        let (id, _) = state.module(module)?;
+        state.variable(id, &name)?.write(address, size);
+        Ok(())
     }
 
     plain fn cuModuleGetLoadingMode(_, out: Out<CUmoduleLoadingMode>) {

@@ -3,6 +3,7 @@
 
 mod attributes;
 mod code;
+mod cubin;
 mod function;
 mod image;
 mod kernel;
@@ -15,6 +16,7 @@ mod occupancy;
 mod ptx;
 mod run;
 mod tokens;
+mod variable;
 mod work;
 
 use std::collections::BTreeMap;
@@ -31,12 +33,13 @@ use code::{Code, Entry};
 pub(crate) use kernel::BuiltIn;
 use link::Link;
 pub(crate) use run::ModelRun;
+use variable::Placed;
 pub(crate) use work::Work;
 
 /// Number of kernels in an image, or the line where it is refused.
 pub(crate) fn kernels(image: &[u8]) -> Result<usize, usize> {
-    let texts = image::texts(image.as_ptr().cast(), image.len());
-    let code = texts.and_then(|texts| image::understand(&texts));
+    let source = image::source(image.as_ptr().cast(), image.len());
+    let code = source.and_then(|source| source.code());
     code.map(|code| code.entries.len())
         .map_err(|refusal| refusal.line)
 }
@@ -81,6 +84,7 @@ struct Module {
     library: Option<LibraryId>,
     /// The functions looked up so far, by entry index.
     functions: BTreeMap<usize, FunctionId>,
+    variables: Arc<[Placed]>,
 }
 
 /// A kernel in a context.
@@ -103,6 +107,8 @@ struct Library {
     kernels: Vec<KernelId>,
     /// Its copies in contexts.
     modules: BTreeMap<ContextId, ModuleId>,
+    /// Its variables in managed memory, which all copies share, once one of them was needed.
+    managed: Option<Arc<[Placed]>>,
 }
 
 /// A kernel without a context.
@@ -199,6 +205,11 @@ impl State {
         library: Option<LibraryId>,
     ) -> Answer<ModuleId> {
         let device = self.context(context)?.device;
+        let shared = library.map(|library| self.managed_variables_of(library));
+        let shared = shared.transpose()?.unwrap_or_default();
+        let own = code.variables.iter();
+        let own = own.filter(|it| !it.is_managed || library.is_none());
+        let own = self.place(own, Some(context), device)?;
         let id = self.new_handle(HandleKind::Module);
         let module = Module {
             context,
@@ -206,6 +217,7 @@ impl State {
             code,
             library,
             functions: BTreeMap::new(),
+            variables: own.iter().chain(shared.iter()).cloned().collect(),
         };
         self.modules.modules.insert(id, module);
         Ok(id)
@@ -253,11 +265,10 @@ impl State {
         Ok(module)
     }
 
-    /// Whether a kernel's library has a copy in a context.
-    fn has_copy(&self, kernel: KernelId, context: ContextId) -> Answer<bool> {
-        let found = self.modules.kernels.get(&kernel).ok_or(INVALID_HANDLE)?;
-        let library = self.modules.libraries.get(&found.library);
-        Ok(library.is_some_and(|library| library.modules.contains_key(&context)))
+    /// Whether a library has a copy in a context.
+    fn has_copy(&self, library: LibraryId, context: ContextId) -> bool {
+        let library = self.modules.libraries.get(&library);
+        library.is_some_and(|library| library.modules.contains_key(&context))
     }
 
     /// The function of a kernel in a context.
@@ -304,11 +315,35 @@ impl State {
         modules
             .functions
             .retain(|_, function| function.module != id);
-        if let Some(module) = modules.modules.remove(&id)
-            && let Some(library) = module.library
+        let Some(module) = modules.modules.remove(&id) else {
+            return;
+        };
+        if let Some(library) = module.library
             && let Some(library) = modules.libraries.get_mut(&library)
         {
             library.modules.remove(&module.context);
+        }
+        let its_own = module.variables.iter();
+        for variable in its_own.filter(|it| !it.is_managed || module.library.is_none()) {
+            self.free_allocation(variable.address);
+        }
+    }
+
+    /// Unloads a library whose copies have no work left.
+    fn end_library(&mut self, id: LibraryId) {
+        let Some(library) = self.modules.libraries.get(&id) else {
+            return;
+        };
+        for module in library.modules.clone().into_values() {
+            self.end_module(module);
+        }
+        self.modules
+            .kernels
+            .retain(|_, kernel| kernel.library != id);
+        let managed = self.modules.libraries.remove(&id);
+        let managed = managed.and_then(|library| library.managed);
+        for variable in managed.iter().flat_map(|all| all.iter()) {
+            self.free_allocation(variable.address);
         }
     }
 }

@@ -12,6 +12,7 @@ use cuda_driver_sys::CUresult;
 use super::code::Entry;
 use super::kernel::Use;
 use super::launch::Configuration;
+use super::variable::Placed;
 use crate::abi::{LaunchParameter, ModelFunction, Release};
 use crate::callback::Inside;
 use crate::export::Answer;
@@ -90,6 +91,8 @@ pub(crate) struct ModelCall {
     pub(super) shared_bytes: u32,
     pub(super) arguments: ArgumentBuffer,
     pub(super) parameters: Vec<LaunchParameter>,
+    /// Those of the kernel's module.
+    pub(super) variables: Arc<[Placed]>,
 }
 
 /// An argument buffer, aligned for every parameter.
@@ -135,6 +138,7 @@ impl ModelCall {
         entry: &Entry,
         configuration: Configuration,
         arguments: &[u8],
+        variables: &Arc<[Placed]>,
     ) -> Option<Self> {
         let model = Arc::clone(models().get(&entry.name)?);
         let places = entry.parameters.iter();
@@ -150,6 +154,7 @@ impl ModelCall {
             shared_bytes: configuration.dynamic,
             arguments: ArgumentBuffer::new(arguments),
             parameters: parameters.collect(),
+            variables: Arc::clone(variables),
         })
     }
 

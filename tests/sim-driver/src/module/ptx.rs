@@ -7,6 +7,7 @@ use cuda_driver_sys::CUresult;
 
 use super::code::{Code, DEVICE_TARGET, Entry, Parameter, Refusal};
 use super::tokens::{Token, begins_a_statement, tokens};
+use super::variable::variables;
 
 /// The newest PTX version that a driver of this CUDA version supports.
 pub(super) fn newest_of(version: u32) -> (u32, u32) {
@@ -150,6 +151,8 @@ impl<'a> Parser<'a> {
         let mut shared = 0;
         while let Some(token) = self.peek() {
             self.at += 1;
+            let before = self.at.checked_sub(2).map(|at| self.tokens[at].text);
+            let is_extern = before == Some(".extern");
             match token.text {
                 ".visible" | ".extern" | ".weak" | ".common" => {}
                 ".entry" => {
@@ -171,7 +174,14 @@ impl<'a> Parser<'a> {
                 ".shared" => {
                     shared = u32::saturating_add(shared, bytes_of(&self.statement(token)?));
                 }
-                ".global" | ".const" | ".tex" | ".pragma" | ".alias" => {
+                ".global" | ".const" => {
+                    let statement = self.statement(token)?;
+                    // One that is declared here is another text's.
+                    if !is_extern {
+                        code.variables.extend(variables(&statement)?);
+                    }
+                }
+                ".tex" | ".pragma" | ".alias" => {
                     self.statement(token)?;
                 }
                 _ => return Err(unexpected(token, "a declaration")),
@@ -354,13 +364,13 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn unexpected(token: Token<'_>, wanted: &str) -> Refusal {
+pub(super) fn unexpected(token: Token<'_>, wanted: &str) -> Refusal {
     let what = format!("`{}` where {wanted} should be", token.text);
     Refusal::syntax(token.line, what)
 }
 
 /// Size of a type such as `.u32`.
-fn size_of_type(text: &str) -> Option<usize> {
+pub(super) fn size_of_type(text: &str) -> Option<usize> {
     match text {
         ".texref" | ".samplerref" | ".surfref" => Some(8),
         ".f16x2" | ".bf16x2" => Some(4),

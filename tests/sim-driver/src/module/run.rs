@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::CUresult;
 
 use super::model::ModelCall;
+use super::variable::Placed;
 use crate::abi::LaunchRecord;
 use crate::callback::Inside;
 use crate::clock::Point;
@@ -98,6 +99,11 @@ impl ModelRun {
                 bytes::copy(address, from.expose_provenance() as u64, len);
             }
         })
+    }
+
+    /// A variable of the kernel's module.
+    pub(crate) fn variable(&self, name: &str) -> Option<&Placed> {
+        self.call.variables.iter().find(|it| it.is_named(name))
     }
 
     /// The model cannot do its work. Only the first error of a launch is reported.

@@ -7,6 +7,7 @@ use super::kernel::{BuiltIn, Use, WORD};
 use super::launch::Configuration;
 use super::model::ModelCall;
 use super::run::ModelRun;
+use super::variable::Placed;
 use crate::clock::{Point, StreamId};
 use crate::copy::{By, Side};
 use crate::export::Answer;
@@ -28,8 +29,9 @@ impl Work {
         entry: &Entry,
         configuration: Configuration,
         arguments: &[u8],
+        variables: &Arc<[Placed]>,
     ) -> Option<Self> {
-        if let Some(call) = ModelCall::new(entry, configuration, arguments) {
+        if let Some(call) = ModelCall::new(entry, configuration, arguments, variables) {
             return Some(Self::Model(Arc::new(call)));
         }
         BuiltIn::new(entry, arguments).map(Self::BuiltIn)

@@ -164,6 +164,7 @@ impl State {
     /// and managed memory cannot be freed this way.
     fn free_outside_pools(&mut self, address: u64, at: Point) -> Answer {
         match self.allocations.get_mut(&address) {
+            Some(allocation) if allocation.is_variable => Err(INVALID_VALUE),
             Some(allocation) if allocation.kind == Kind::Managed => {
                 Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
             }

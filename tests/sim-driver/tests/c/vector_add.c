@@ -13,6 +13,7 @@ unsigned cuDevicePrimaryCtxRetain(void **context, int device);
 unsigned cuCtxSetCurrent(void *context);
 unsigned cuModuleLoadData(void **module, const void *image);
 unsigned cuModuleGetFunction(void **function, void *module, const char *name);
+unsigned cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, void *module, const char *name);
 unsigned cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
 unsigned cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 unsigned cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
@@ -25,6 +26,7 @@ enum { COUNT = 100 };
 
 static const char *PTX =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .global .u32 launches = 40;\n"
     ".visible .entry vector_add(.param .u64 a, .param .u64 b, .param .u64 sum, .param .u32 count) { ret; }\n";
 
 static void want(int is_right, const char *what) {
@@ -43,7 +45,9 @@ static void argument(const simcuda_launch *launch, size_t index, void *out) {
 
 static void add(const simcuda_launch *launch, void *user) {
     CUdeviceptr a, b, sum;
-    uint32_t count;
+    uint64_t launches;
+    size_t bytes;
+    uint32_t count, number;
     float left[COUNT], right[COUNT];
     if (launch->parameter_count != 4 || launch->arguments_size != 28) {
         simcuda_kernel_error(launch, "this is another kernel");
@@ -67,6 +71,14 @@ static void add(const simcuda_launch *launch, void *user) {
     if (simcuda_write(launch, sum, left, count * sizeof(float)) == 0) {
         *(unsigned *)user += launch->grid[0] * launch->block[0];
     }
+    if (simcuda_variable(launch, "nothing", NULL, NULL) == 0 ||
+        simcuda_variable(launch, "launches", &launches, &bytes) != 0 || bytes != sizeof(number) ||
+        simcuda_read(launch, launches, &number, bytes) != 0) {
+        simcuda_kernel_error(launch, "the variable is not there");
+        return;
+    }
+    number++;
+    simcuda_write(launch, launches, &number, bytes);
 }
 
 static void release(void *user) {
@@ -75,9 +87,10 @@ static void release(void *user) {
 
 int main(void) {
     void *context, *module, *function;
-    CUdeviceptr a, b, sum;
+    CUdeviceptr a, b, sum, launches;
     float numbers[COUNT], result[COUNT];
-    uint32_t count = COUNT;
+    uint32_t count = COUNT, number;
+    size_t bytes;
     unsigned notes = 0;
     char report[500];
 
@@ -104,6 +117,9 @@ int main(void) {
         want(result[index] == 2 * numbers[index], "sum");
     }
     want(notes == 128, "the model saw grid and block");
+    OK(cuModuleGetGlobal_v2(&launches, &bytes, module, "launches"));
+    OK(cuMemcpyDtoH_v2(&number, launches, sizeof number));
+    want(bytes == sizeof number && number == 41, "the model counted in the module");
     want(simcuda_reports() == 0, "no reports");
 
     /* Past the end of a block, and with too many elements. */

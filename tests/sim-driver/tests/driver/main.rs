@@ -35,6 +35,7 @@ mod sanitizer;
 mod several;
 mod streams;
 mod told;
+mod variables;
 mod vmm;
 
 cuda_mem_watchdog::watch_program!();
