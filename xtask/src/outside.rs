@@ -48,7 +48,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let output = cargo(folder, &["test", "--quiet"])?;
     print!("{output}");
-    ensure!(output.contains("test result: ok. 1 passed"), "the README's test did not run");
+    ensure!(
+        output.contains("test result: ok. 1 passed"),
+        "the README's test did not run"
+    );
     let shown = program.run(folder)?;
     print!("{shown}");
     let shown = on_one_line(&shown);

@@ -145,17 +145,27 @@ impl Environment {
         let mut version = 0;
         let code = cu!(self, cuDriverGetVersion(&raw mut version));
         self.fine("cuDriverGetVersion", code)?;
-        let mut text = [0 as c_char; 128];
-        let code = cu!(self, cuDeviceGetName(text.as_mut_ptr(), 127, 0));
-        self.fine("cuDeviceGetName", code)?;
-        // SAFETY: the last byte is zero, whatever the driver wrote before it.
-        let device = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy();
+        let device = self.device_name()?;
         println!(
             "# CUDA {}.{} on {device}",
             version / 1000,
             version % 1000 / 10
         );
         Ok(())
+    }
+
+    fn device_name(&self) -> Result<String> {
+        let mut text = [0 as c_char; 128];
+        let code = cu!(self, cuDeviceGetName(text.as_mut_ptr(), 127, 0));
+        self.fine("cuDeviceGetName", code)?;
+        // SAFETY: the last byte is zero, whatever the driver wrote before it.
+        let name = unsafe { CStr::from_ptr(text.as_ptr()) };
+        Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// Whether the device is no GPU, so that nothing can harm it.
+    pub(crate) fn is_simulated(&self) -> Result<bool> {
+        Ok(self.device_name()?.contains("Simulated"))
     }
 
     pub(crate) fn stream(&self) -> Result<CUstream> {

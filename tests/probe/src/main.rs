@@ -29,6 +29,7 @@ mod graph_calls;
 mod graph_copies;
 mod graph_edges;
 mod graph_events;
+mod graph_kernels;
 mod graph_links;
 mod graph_memory;
 mod graph_sets;
@@ -241,6 +242,8 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true graph_copies: pairs, times, params));
     all.extend(questions!(true graph_shapes: shapes));
     all.extend(questions!(false graph_shapes: misnamed, odd));
+    all.extend(questions!(true graph_kernels: shapes, changes, others));
+    all.extend(questions!(false graph_kernels: odd));
     all.extend(questions!(true graph_any: work, refused));
     all.extend(questions!(false graph_any: odd));
     all.extend(questions!(true graph_sets: memsets, hosts));

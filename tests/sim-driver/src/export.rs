@@ -200,6 +200,11 @@ impl<T> FromC for Out<T> {
 }
 
 impl<T> Out<T> {
+    /// A pointer in a struct of the program.
+    pub(crate) fn new(raw: *mut T) -> Self {
+        Self(raw)
+    }
+
     /// For a function that lacks an output of another one.
     pub(crate) fn none() -> Self {
         Self(std::ptr::null_mut())

@@ -12,7 +12,7 @@ use cuda_mem::memory::{
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Arena, MemoryPool, Resource};
 
-use crate::environment::{Environment, Skip};
+use crate::environment::{Backend, Environment, Skip};
 
 /// A resource to test, made anew for each test.
 pub struct Subject {
@@ -31,6 +31,12 @@ impl Subject {
     /// As it cannot be made.
     pub fn make(&self, env: &Environment) -> Result<Resource> {
         (self.make)(env)
+    }
+
+    /// Whether it may be asked for any size. A GPU can hang, and not only for this process, if it is asked for more
+    /// managed memory than it has.
+    pub(super) fn takes_any_size(&self, env: &Environment) -> bool {
+        !self.name.ends_with("managed") || env.backend == Backend::Sim
     }
 }
 

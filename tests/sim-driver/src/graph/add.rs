@@ -9,11 +9,12 @@ use cuda_driver_sys::{
 };
 
 use super::copies::Copied;
+use super::kernels::{KernelNode, Named};
 use super::{GraphId, NodeId, Op, fills};
 use crate::clock::StreamId;
 use crate::copy::Side;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
-use crate::module::Work;
+use crate::module::Prepared;
 use crate::plane::{FilledRows, Rows};
 use crate::queue::HostCall;
 use crate::state::{State, from_handle, state, to_handle};
@@ -151,8 +152,9 @@ impl State {
         self.record_op(stream, Op::Copy(copied))
     }
 
-    pub(crate) fn record_kernel(&mut self, stream: StreamId, work: Work) -> Answer {
-        self.record_op(stream, Op::Kernel(work))
+    pub(crate) fn record_kernel(&mut self, stream: StreamId, launch: Prepared) -> Answer {
+        let node = KernelNode::new(launch, Named::Function, false);
+        self.record_op(stream, Op::Kernel(node))
     }
 
     pub(crate) fn record_host(&mut self, stream: StreamId, call: HostCall) -> Answer {

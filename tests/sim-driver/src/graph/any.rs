@@ -4,9 +4,10 @@ use std::mem::size_of;
 
 use cuda_driver_sys::{
     CUDA_CHILD_GRAPH_NODE_PARAMS, CUDA_EVENT_RECORD_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v2,
-    CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS_v2, CUDA_MEM_FREE_NODE_PARAMS,
-    CUDA_MEMCPY_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS_v2, CUgraph,
-    CUgraphEdgeData, CUgraphNode, CUgraphNodeParams, CUgraphNodeType, CUresult,
+    CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v3, CUDA_MEM_ALLOC_NODE_PARAMS,
+    CUDA_MEM_ALLOC_NODE_PARAMS_v2, CUDA_MEM_FREE_NODE_PARAMS, CUDA_MEMCPY_NODE_PARAMS,
+    CUDA_MEMSET_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS_v2, CUgraph, CUgraphEdgeData, CUgraphNode,
+    CUgraphNodeParams, CUgraphNodeType, CUresult,
 };
 
 use super::add::{check_alloc, host_op};
@@ -24,6 +25,7 @@ fn check_reserved(given: &CUgraphNodeParams) -> Answer {
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY => 0,
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET => size_of::<CUDA_MEMSET_NODE_PARAMS_v2>(),
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY => size_of::<CUDA_MEMCPY_NODE_PARAMS>(),
+        CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => size_of::<CUDA_KERNEL_NODE_PARAMS_v3>(),
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST => size_of::<CUDA_HOST_NODE_PARAMS_v2>(),
         CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD
         | CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT => {
@@ -75,6 +77,24 @@ impl State {
                     return Err(INVALID_VALUE);
                 }
                 self.copy_op(wanted.copyParams, wanted.copyCtx)?
+            }
+            CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL => {
+                // SAFETY: as above.
+                let wanted = unsafe { fields.kernel };
+                self.kernel_op(&CUDA_KERNEL_NODE_PARAMS {
+                    func: wanted.func,
+                    gridDimX: wanted.gridDimX,
+                    gridDimY: wanted.gridDimY,
+                    gridDimZ: wanted.gridDimZ,
+                    blockDimX: wanted.blockDimX,
+                    blockDimY: wanted.blockDimY,
+                    blockDimZ: wanted.blockDimZ,
+                    sharedMemBytes: wanted.sharedMemBytes,
+                    kernelParams: wanted.kernelParams,
+                    extra: wanted.extra,
+                    kern: wanted.kern,
+                    ctx: wanted.ctx,
+                })?
             }
             CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST => {
                 // SAFETY: as above.

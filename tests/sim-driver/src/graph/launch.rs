@@ -34,6 +34,12 @@ impl State {
         let exec = self.graphs.execs.get(&id).ok_or(INVALID_VALUE)?;
         let left = self.check_launch(exec)?;
         let (steps, last) = (exec.steps.clone(), exec.last.clone());
+        // Before anything of it is done.
+        for step in &steps {
+            if let Op::Kernel(node) = &step.op {
+                node.work.check()?;
+            }
+        }
         self.begin(stream)?;
         if let Some(last) = last {
             self.wait_for(stream, &last.past, last.mark)?;
@@ -75,7 +81,7 @@ impl State {
                 let call = HostCall { turn, ..call };
                 self.stream(stream)?.queue.push(Task::Host(call))?;
             }
-            Op::Kernel(work) => self.perform_kernel(at, stream, work)?,
+            Op::Kernel(node) => self.perform_kernel(at, stream, node.work)?,
             Op::Fill(given) => self.perform_fill(at, stream, &given)?,
             Op::Copy(copied) => return self.perform_copy(at, stream, &copied, step.is_root),
             Op::Record(event) => self.record_now(event, stream)?,

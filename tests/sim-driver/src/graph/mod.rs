@@ -11,6 +11,7 @@ mod events;
 mod families;
 mod fills;
 mod instances;
+mod kernels;
 mod launch;
 mod memory;
 mod nodes;
@@ -25,13 +26,13 @@ use rustc_hash::FxHashSet;
 
 use crate::event::EventId;
 use crate::export::{Answer, Export, INVALID_VALUE};
-use crate::module::Work;
 use crate::queue::HostCall;
 use crate::state::{HandleKind, State, from_handle};
 
 use capture::Captures;
 use copies::Copied;
 use instances::Exec;
+use kernels::KernelNode;
 use memory::Memory;
 use objects::{Objects, References};
 
@@ -43,7 +44,7 @@ pub(crate) type NodeId = u64;
 pub(crate) type ExecId = u64;
 
 /// The exports of this folder.
-pub(crate) static EXPORTS: [&[&Export]; 14] = [
+pub(crate) static EXPORTS: [&[&Export]; 15] = [
     add::EXPORTS,
     any::EXPORTS,
     capture::EXPORTS,
@@ -53,6 +54,7 @@ pub(crate) static EXPORTS: [&[&Export]; 14] = [
     events::EXPORTS,
     families::EXPORTS,
     instances::EXPORTS,
+    kernels::EXPORTS,
     launch::EXPORTS,
     memory::EXPORTS,
     nodes::EXPORTS,
@@ -105,7 +107,7 @@ enum Op {
     Free { address: u64 },
     Fill(CUDA_MEMSET_NODE_PARAMS),
     Copy(Copied),
-    Kernel(Work),
+    Kernel(KernelNode),
     Host(HostCall),
     Record(EventId),
     Wait(EventId),

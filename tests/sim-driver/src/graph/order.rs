@@ -17,8 +17,8 @@ fn uses(op: &Op) -> Vec<(&'static str, u64)> {
             ],
             Err(_) => Vec::new(),
         },
-        Op::Kernel(work) => {
-            let uses = work.uses().into_iter();
+        Op::Kernel(node) => {
+            let uses = node.work.uses().into_iter();
             uses.map(|used| (used.what, used.address)).collect()
         }
         Op::Free { address } => vec![("free", *address)],

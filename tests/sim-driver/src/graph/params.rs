@@ -21,14 +21,14 @@ fn replace(place: &mut Op, op: Op) -> Answer {
 }
 
 /// Sets the parameters of a node in a graph. A guess: they are checked as those of a new node.
-fn set(node: CUgraphNode, make: impl FnOnce(&mut State) -> Answer<Op>) -> Answer {
+pub(super) fn set(node: CUgraphNode, make: impl FnOnce(&mut State) -> Answer<Op>) -> Answer {
     let mut state = state()?;
     let op = make(&mut state)?;
     replace(&mut state.node_mut(node)?.op, op)
 }
 
 /// The same in an executable graph, whose graph stays as it is.
-fn set_in(
+pub(super) fn set_in(
     exec: CUgraphExec,
     node: CUgraphNode,
     make: impl FnOnce(&mut State) -> Answer<Op>,

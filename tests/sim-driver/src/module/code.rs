@@ -42,8 +42,8 @@ pub(super) struct Entry {
 
 /// Position of a parameter in the argument buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parameter {
-    pub(super) offset: usize,
+pub(crate) struct Parameter {
+    pub(crate) offset: usize,
     pub(super) size: usize,
 }
 

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{CUfunction, CUlaunchAttributeID, CUlaunchConfig, CUresult, CUstream};
 
+use super::FunctionId;
 use super::attributes::MAX_THREADS;
-use super::code::Entry;
+use super::code::{Entry, Parameter};
 use super::occupancy::{Limits, MULTIPROCESSORS};
 use super::work::Work;
+use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, In, Out, exports};
-use crate::logs;
 use crate::memory::bytes;
-use crate::state::state;
+use crate::state::{State, state};
 
 /// Maximum grid and block dimensions, as in the device's attributes.
 const LARGEST_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
@@ -23,23 +24,40 @@ const END: usize = 0;
 const BUFFER: usize = 1;
 const BUFFER_SIZE: usize = 2;
 
+/// The list that names an argument buffer and the place of its size.
+pub(crate) fn extra_list(buffer: u64, size: u64) -> [u64; 5] {
+    [BUFFER as u64, buffer, BUFFER_SIZE as u64, size, END as u64]
+}
+
 /// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Configuration {
-    pub(super) grid: [c_uint; 3],
-    pub(super) block: [c_uint; 3],
+pub(crate) struct Configuration {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
     /// Dynamic shared memory.
-    pub(super) dynamic: c_uint,
-    is_cooperative: bool,
+    pub(crate) dynamic: c_uint,
+    pub(crate) is_cooperative: bool,
 }
 
 /// Pointers to the arguments.
 #[derive(Clone, Copy, Debug)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// One pointer per argument.
-    each: Out<*mut c_void>,
+    pub(crate) each: Out<*mut c_void>,
     /// Alternatively, a list that refers to one buffer with all of them.
-    extra: Out<*mut c_void>,
+    pub(crate) extra: Out<*mut c_void>,
+}
+
+/// A launch that was checked.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) function: FunctionId,
+    pub(crate) context: ContextId,
+    pub(crate) configuration: Configuration,
+    pub(crate) work: Work,
+    /// The argument buffer, and where each argument lies in it.
+    pub(crate) arguments: Vec<u8>,
+    pub(crate) places: Vec<Parameter>,
 }
 
 impl Configuration {
@@ -127,6 +145,40 @@ impl Arguments {
     }
 }
 
+impl State {
+    /// Checks the launch of a function, or of a library kernel, in a context.
+    pub(crate) fn prepare_launch(
+        &mut self,
+        function: CUfunction,
+        context: ContextId,
+        configuration: Configuration,
+        arguments: Arguments,
+    ) -> Answer<Prepared> {
+        let id = self.function_in(function, context)?;
+        let found = self.modules.functions.get(&id);
+        let found = found.ok_or(super::INVALID_HANDLE)?;
+        let module = self.modules.modules.get(&found.module);
+        // Measured: the error for a stream of another context.
+        let module = module.filter(|module| module.context == context);
+        let variables = Arc::clone(&module.ok_or(super::INVALID_HANDLE)?.variables);
+        let arguments = arguments.read(found.entry()?);
+        let entry = found.entry()?.clone();
+        configuration.check(&self.limits(id)?)?;
+        let arguments = arguments?;
+        let work = Work::new(&entry, configuration, &arguments, &variables);
+        // A guess: a launch loads the code if necessary, even during a capture.
+        self.load_function(id);
+        Ok(Prepared {
+            function: id,
+            context,
+            configuration,
+            work,
+            arguments,
+            places: entry.parameters,
+        })
+    }
+}
+
 /// Launches a function, or a library kernel in the context of the stream.
 ///
 /// Measured: on a stream that the program created, no context has to be current.
@@ -139,35 +191,14 @@ fn launch(
     let mut state = state()?;
     let stream = state.resolve(stream, call)?;
     let context = state.stream(stream)?.context;
-    let id = state.function_in(function, context)?;
-    let found = state.modules.functions.get(&id);
-    let found = found.ok_or(super::INVALID_HANDLE)?;
-    let module = state.modules.modules.get(&found.module);
-    // Measured: the error for a stream of another context.
-    let module = module.filter(|module| module.context == context);
-    let variables = Arc::clone(&module.ok_or(super::INVALID_HANDLE)?.variables);
-    let arguments = arguments.read(found.entry()?);
-    let entry = found.entry()?.clone();
-    configuration.check(&state.limits(id)?)?;
-    let Some(work) = Work::new(&entry, configuration, &arguments?, &variables) else {
-        let name = entry.name.to_string_lossy();
-        let why = format!(
-            "the simulated driver cannot run the kernel `{name}`: it runs only `fill`, `copy`, `add`, `spin` and \
-             `answer`, with the parameters that tests/data/kernels.ptx gives them, and kernels that have a model; give \
-             it one with `cuda_sim::kernel(\"{name}\", …)` in Rust, or `simcuda_kernel(\"{name}\", …)` in C"
-        );
-        // For programs that do not read the log. One write, so that other output cannot split it.
-        let line = format!("cuda-sim: {why}");
-        eprintln!("{line}");
-        return logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why);
-    };
-    // A guess: a launch loads the code if necessary, even during a capture.
-    state.load_function(id);
+    let prepared = state.prepare_launch(function, context, configuration, arguments)?;
+    // Also while it is captured, so that the program learns it at once.
+    prepared.work.check()?;
     if state.is_recording(stream)? {
-        return state.record_kernel(stream, work);
+        return state.record_kernel(stream, prepared);
     }
     let at = state.begin(stream)?;
-    state.perform_kernel(at, stream, work)
+    state.perform_kernel(at, stream, prepared.work)
 }
 
 /// A launch configured by a struct.

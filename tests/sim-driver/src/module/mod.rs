@@ -31,6 +31,7 @@ use crate::state::{HandleKind, State, from_handle};
 
 use code::{Code, Entry};
 pub(crate) use kernel::BuiltIn;
+pub(crate) use launch::{Arguments, Configuration, Prepared, extra_list};
 use link::Link;
 pub(crate) use run::ModelRun;
 use variable::Placed;
@@ -184,6 +185,13 @@ impl State {
     fn function(&mut self, handle: CUfunction) -> Answer<&mut Function> {
         let function = self.modules.functions.get_mut(&from_handle(handle));
         function.ok_or(INVALID_HANDLE)
+    }
+
+    /// The context that a function is in. A kernel of a library is none.
+    pub(crate) fn context_of(&mut self, handle: CUfunction) -> Answer<ContextId> {
+        let module = self.function(handle)?.module;
+        let module = self.modules.modules.get(&module).ok_or(INVALID_HANDLE)?;
+        Ok(module.context)
     }
 
     fn library(&self, handle: CUlibrary) -> Answer<(LibraryId, &Library)> {

@@ -1,6 +1,9 @@
 //! The work of a launch, and its submission to a stream.
 
+use std::ffi::CStr;
 use std::sync::Arc;
+
+use cuda_driver_sys::CUresult;
 
 use super::code::Entry;
 use super::kernel::{BuiltIn, Use, WORD};
@@ -11,6 +14,7 @@ use super::variable::Placed;
 use crate::clock::{Point, StreamId};
 use crate::copy::{By, Side};
 use crate::export::Answer;
+use crate::logs;
 use crate::queue::Task;
 use crate::state::State;
 
@@ -20,21 +24,42 @@ pub(crate) enum Work {
     BuiltIn(BuiltIn),
     /// A kernel of the program's own.
     Model(Arc<ModelCall>),
+    /// A kernel of this name that cannot be run.
+    Unknown(Arc<CStr>),
 }
 
 impl Work {
-    /// The work of a launch, if the kernel has a model or is built in. A model comes first, so that a program can
-    /// replace a built-in kernel.
+    /// The work of a launch. A model comes first, so that a program can replace a built-in kernel.
     pub(super) fn new(
         entry: &Entry,
         configuration: Configuration,
         arguments: &[u8],
         variables: &Arc<[Placed]>,
-    ) -> Option<Self> {
+    ) -> Self {
         if let Some(call) = ModelCall::new(entry, configuration, arguments, variables) {
-            return Some(Self::Model(Arc::new(call)));
+            return Self::Model(Arc::new(call));
         }
-        BuiltIn::new(entry, arguments).map(Self::BuiltIn)
+        match BuiltIn::new(entry, arguments) {
+            Some(work) => Self::BuiltIn(work),
+            None => Self::Unknown(entry.name.as_c_str().into()),
+        }
+    }
+
+    /// NOT_SUPPORTED, with the reason, if it cannot be run.
+    pub(crate) fn check(&self) -> Answer {
+        let Self::Unknown(name) = self else {
+            return Ok(());
+        };
+        let name = name.to_string_lossy();
+        let why = format!(
+            "the simulated driver cannot run the kernel `{name}`: it runs only `fill`, `copy`, `add`, `spin` and \
+             `answer`, with the parameters that tests/data/kernels.ptx gives them, and kernels that have a model; give \
+             it one with `cuda_sim::kernel(\"{name}\", …)` in Rust, or `simcuda_kernel(\"{name}\", …)` in C"
+        );
+        // For programs that do not read the log. One write, so that other output cannot split it.
+        let line = format!("cuda-sim: {why}");
+        eprintln!("{line}");
+        logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
     }
 
     /// Its reads, then its writes. The accesses of a model are not known; its pointers stand for them.
@@ -42,6 +67,7 @@ impl Work {
         match self {
             Self::BuiltIn(work) => work.uses(),
             Self::Model(call) => call.pointers(),
+            Self::Unknown(_) => Vec::new(),
         }
     }
 }
@@ -52,6 +78,7 @@ impl State {
         let task = match work {
             Work::BuiltIn(work) if self.check_built_in(at, stream, work)? => Task::Kernel(work),
             Work::BuiltIn(_) => return Ok(()),
+            Work::Unknown(_) => return work.check(),
             Work::Model(call) => {
                 let reach = self.reach(stream)?;
                 let frees = self.reports.watch_frees(at);

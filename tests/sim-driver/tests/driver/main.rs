@@ -9,6 +9,7 @@ mod control;
 mod copies;
 mod devices;
 mod dma_buf;
+mod graph_kernels;
 mod graphs;
 mod handles;
 mod harness;
