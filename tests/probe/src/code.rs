@@ -138,6 +138,47 @@ pub(crate) fn fill(
     launch(env, function, [1, 64, 0], stream, arguments.as_mut_ptr())
 }
 
+/// The arguments of `fill`, which the driver reads when a node is added or changed.
+pub(crate) struct FillArguments {
+    to: CUdeviceptr,
+    pub(crate) value: u32,
+    words: u64,
+    list: [*mut c_void; 3],
+}
+
+impl FillArguments {
+    pub(crate) fn new(to: CUdeviceptr, value: u32) -> Box<Self> {
+        let mut all = Box::new(Self {
+            to,
+            value,
+            words: 64,
+            list: [std::ptr::null_mut(); 3],
+        });
+        all.list = [
+            (&raw mut all.to).cast(),
+            (&raw mut all.value).cast(),
+            (&raw mut all.words).cast(),
+        ];
+        all
+    }
+
+    /// A kernel node that fills.
+    pub(crate) fn params(&mut self, function: CUfunction) -> CUDA_KERNEL_NODE_PARAMS {
+        CUDA_KERNEL_NODE_PARAMS {
+            func: function,
+            gridDimX: 1,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: 64,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            kernelParams: self.list.as_mut_ptr(),
+            ..CUDA_KERNEL_NODE_PARAMS::default()
+        }
+    }
+}
+
 /// Launches `spin`, which takes so long.
 pub(crate) fn spin(
     env: &Environment,

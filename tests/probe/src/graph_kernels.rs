@@ -5,51 +5,11 @@ use std::ffi::c_void;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::code::{function, kernel, load, load_library, word};
+use crate::code::{FillArguments as Arguments, function, kernel, load, load_library, word};
 use crate::environment::{Environment, OK, cu, name, yes};
 use crate::recorder::*;
 
 type Params = CUDA_KERNEL_NODE_PARAMS_v2_st;
-
-/// The arguments of `fill`, which the driver reads when a node is added or changed.
-struct Arguments {
-    to: CUdeviceptr,
-    value: u32,
-    words: u64,
-    list: [*mut c_void; 3],
-}
-
-impl Arguments {
-    fn new(to: CUdeviceptr, value: u32) -> Box<Self> {
-        let mut all = Box::new(Self {
-            to,
-            value,
-            words: 64,
-            list: [std::ptr::null_mut(); 3],
-        });
-        all.list = [
-            (&raw mut all.to).cast(),
-            (&raw mut all.value).cast(),
-            (&raw mut all.words).cast(),
-        ];
-        all
-    }
-
-    fn params(&mut self, function: CUfunction) -> Params {
-        Params {
-            func: function,
-            gridDimX: 1,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: 64,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            kernelParams: self.list.as_mut_ptr(),
-            ..Params::default()
-        }
-    }
-}
 
 fn add(env: &Environment, graph: CUgraph, params: &Params) -> (CUresult, CUgraphNode) {
     let mut node = std::ptr::null_mut();
@@ -161,8 +121,7 @@ pub(crate) fn shapes(env: &Environment) -> Result<()> {
     ask("two blocks", &|p| p.gridDimX = 2)?;
     ask("shared memory", &|p| p.sharedMemBytes = 1024)?;
     ask("too much shared memory", &|p| p.sharedMemBytes = 1 << 20)?;
-    let mut buffer = [0_u64; 3];
-    (buffer[0], buffer[1], buffer[2]) = (block, 9, 64);
+    let mut buffer = [block, 9, 64];
     let (mut bytes, at) = (size_of_val(&buffer), buffer.as_mut_ptr());
     // A buffer, its address, its size, and the end.
     let mut extra: [*mut c_void; 5] = [
@@ -360,7 +319,6 @@ pub(crate) fn others(env: &Environment) -> Result<()> {
 /// What may crash, each in a process of its own.
 pub(crate) fn odd(env: &Environment) -> Result<()> {
     type Change = fn(&mut Params);
-    let none = std::ptr::null_mut();
     let parts: [(&str, Change); 3] = [
         ("no arguments", |p| p.kernelParams = std::ptr::null_mut()),
         ("a forged function", |p| {
@@ -383,7 +341,13 @@ pub(crate) fn odd(env: &Environment) -> Result<()> {
         let (list, params) = (std::ptr::null(), Params::default());
         let code = cu!(
             env,
-            cuGraphAddKernelNode_v2(none, graph(env)?, list, 0, &raw const params)
+            cuGraphAddKernelNode_v2(
+                std::ptr::null_mut(),
+                graph(env)?,
+                list,
+                0,
+                &raw const params
+            )
         );
         Ok(name(code))
     });
