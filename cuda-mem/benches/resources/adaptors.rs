@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use cuda_mem::memory::{
-    AlignedAdaptor, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor, MemoryProperties,
-    PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor, TrackingAdaptor,
+    AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
+    MemoryProperties, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor,
+    TrackingAdaptor,
 };
 use cuda_mem::{MemoryResource, Resource, Stream};
 use serde_json::{Value, json};
@@ -165,6 +166,7 @@ pub(crate) fn measure(stream: &Stream) -> Result<Vec<Row>> {
         row("limit", stream, 256, &LimitAdaptor::new(new(), 1 << 40))?,
         row("statistics", stream, 256, &StatisticsAdaptor::new(new()))?,
         row("tracking", stream, 256, &TrackingAdaptor::new(new()))?,
+        row("checked", stream, 256, &CheckedAdaptor::new(new()))?,
         row(
             "tracking with backtraces",
             stream,

@@ -96,6 +96,16 @@ impl<V> Shards<V> {
         self.shard(address).lock_unless_forked()?.remove(&address)
     }
 
+    /// A copy of the value at an address.
+    #[inline]
+    pub(crate) fn copied(&self, address: u64) -> Option<V>
+    where
+        V: Copy,
+    {
+        let table = self.shard(address).lock_unless_forked()?;
+        table.get(&address).copied()
+    }
+
     /// The number of entries. Not a consistent snapshot while other threads are running.
     pub(crate) fn len(&self) -> usize {
         let tables = self

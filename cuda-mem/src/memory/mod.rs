@@ -17,8 +17,8 @@ pub(crate) mod slice;
 pub(crate) mod stats;
 
 pub use adaptor::{
-    AlignedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LimitedAlloc, LiveAllocation,
-    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics,
+    AlignedAdaptor, CheckedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LimitedAlloc,
+    LiveAllocation, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics,
     StatisticsAdaptor, StatisticsScope, TrackingAdaptor,
 };
 pub use buffer::DeviceBuffer;

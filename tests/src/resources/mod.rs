@@ -7,6 +7,7 @@
 
 mod adaptors;
 mod bodies;
+mod checked;
 mod containers;
 mod counting;
 mod current_resource;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cuda_mem::memory::{
-    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy,
-    StatisticsAdaptor, Strategy, TrackingAdaptor,
+    AlignedAdaptor, CheckedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor,
+    LoggingAdaptor, ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor,
+    RecoveryPolicy, StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Arena, MemoryPool, Resource};
@@ -88,7 +88,7 @@ const PLAIN: [(&str, Make); 9] = [
     }),
 ];
 
-const ADAPTORS: [(&str, Adapt); 9] = [
+const ADAPTORS: [(&str, Adapt); 10] = [
     ("limit", |upstream| {
         Ok(Resource::new(LimitAdaptor::new(upstream, 1 << 40)))
     }),
@@ -103,6 +103,9 @@ const ADAPTORS: [(&str, Adapt); 9] = [
     }),
     ("tracking", |upstream| {
         Ok(Resource::new(TrackingAdaptor::new(upstream)))
+    }),
+    ("checked", |upstream| {
+        Ok(Resource::new(CheckedAdaptor::new(upstream)))
     }),
     ("logging", |upstream| {
         Ok(Resource::new(LoggingAdaptor::new(

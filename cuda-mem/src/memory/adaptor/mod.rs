@@ -15,6 +15,7 @@
 //! Together: statistics ≤ allocated ≤ limit, at every moment.
 
 mod aligned;
+mod checked;
 mod failure_callback;
 mod limit;
 mod logging;
@@ -27,6 +28,7 @@ mod thread;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
+pub use checked::CheckedAdaptor;
 pub use failure_callback::FailureCallbackAdaptor;
 pub use limit::{LimitAdaptor, LimitedAlloc};
 pub use logging::LoggingAdaptor;

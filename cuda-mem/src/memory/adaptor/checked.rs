@@ -1,0 +1,258 @@
+//! Checking frees before they reach upstream.
+
+use std::alloc::Layout;
+use std::collections::VecDeque;
+use std::fmt;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{debug_over, from_upstream};
+use crate::base::error::{Bytes, Error, Result, took_effect};
+use crate::base::lock::SpinLock;
+use crate::base::report;
+use crate::base::table::Shards;
+use crate::memory::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Checks every free, for callers that the compiler does not check: C, Python, and `unsafe` Rust.
+///
+/// A free of an address that is not allocated, or with another size or alignment than it was allocated with, returns
+/// [`InvalidValue`](crate::ErrorKind::InvalidValue) with an explanation, and has no effect. With
+/// [`with_streams`](Self::with_streams), so does a free on a stream that the adaptor does not know to be ordered after
+/// the memory's allocation.
+///
+/// Allocating and freeing cost a lookup in a table each, some tens of nanoseconds. A resource without this adaptor pays
+/// nothing. [`TrackingAdaptor`](super::TrackingAdaptor) also knows where memory was allocated, and passes wrong frees on.
+///
+/// ```
+/// use std::alloc::Layout;
+/// use cuda_mem::{Arena, Driver, MemoryResource};
+/// use cuda_mem::memory::CheckedAdaptor;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let checked = CheckedAdaptor::new(Arena::builder(&device).build()?);
+/// let layout = Layout::from_size_align(1000, 256).expect("an alignment of 256 bytes");
+/// let address = checked.allocate(layout, &stream)?;
+/// // SAFETY: allocated above, for this layout, and unused.
+/// unsafe { checked.deallocate(address, layout, &stream) }?;
+/// // SAFETY: the adaptor refuses it.
+/// let error = unsafe { checked.deallocate(address, layout, &stream) }.expect_err("freed twice");
+/// println!("{error}");
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct CheckedAdaptor<U> {
+    upstream: U,
+    live: Shards<Block>,
+    /// The blocks freed last, to tell a second free from a foreign address.
+    freed: SpinLock<VecDeque<CUdeviceptr>>,
+    has_streams: bool,
+}
+
+/// How many frees are remembered.
+const REMEMBERED: usize = 1024;
+
+/// An allocated block.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    layout: Layout,
+    /// The allocating stream's handle and context, as numbers.
+    stream: (usize, usize),
+}
+
+fn identity(stream: &Stream) -> (usize, usize) {
+    (stream.as_raw().addr(), stream.context().as_raw().addr())
+}
+
+impl<U: MemoryResource> CheckedAdaptor<U> {
+    /// Checks the addresses, sizes and alignments of frees.
+    pub fn new(upstream: U) -> Self {
+        Self {
+            upstream,
+            live: Shards::default(),
+            freed: SpinLock::default(),
+            has_streams: false,
+        }
+    }
+
+    /// Also refuses frees on another stream than the allocating one. Such a free is right if that stream waits for all
+    /// uses, which cannot be seen here: use [`deallocate_after`](MemoryResource::deallocate_after) with the allocating
+    /// stream instead.
+    #[must_use]
+    pub fn with_streams(self) -> Self {
+        Self {
+            has_streams: true,
+            ..self
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The layout that a block was allocated with; `None` if no block begins there.
+    #[must_use]
+    pub fn layout_of(&self, address: CUdeviceptr) -> Option<Layout> {
+        self.live.copied(address).map(|block| block.layout)
+    }
+
+    /// The number of live allocations.
+    #[must_use]
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Removes a block that is freed, unless the free is wrong.
+    fn take(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<Block> {
+        let block = self
+            .live
+            .remove(address)
+            .ok_or_else(|| self.explain_missing(address))?;
+        let wrong = if block.layout != layout {
+            Some(wrong_layout(address, block.layout, layout))
+        } else if self.has_streams && block.stream != identity(stream) {
+            Some(wrong_stream(address, block, stream))
+        } else {
+            None
+        };
+        match wrong {
+            Some(error) => {
+                self.live.insert(address, block);
+                Err(error)
+            }
+            None => Ok(block),
+        }
+    }
+
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        free: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        // In a fork there are no tables, and upstream knows what to do.
+        if address == 0 || report::is_forked() {
+            return free();
+        }
+        // Before upstream has it: from then on another thread may get the same address.
+        let block = self.take(address, layout, stream)?;
+        let freed = free();
+        if took_effect(&freed) {
+            self.remember(address);
+        } else {
+            self.live.insert(address, block);
+        }
+        freed
+    }
+
+    fn remember(&self, address: CUdeviceptr) {
+        if let Some(mut freed) = self.freed.lock_unless_forked() {
+            if freed.len() == REMEMBERED {
+                freed.pop_front();
+            }
+            freed.push_back(address);
+        }
+    }
+
+    #[cold]
+    fn explain_missing(&self, address: CUdeviceptr) -> Error {
+        let was_freed = self.freed.lock_unless_forked();
+        if was_freed.is_some_and(|freed| freed.contains(&address)) {
+            return Error::invalid(format!("{address:#x} was freed before; it is freed twice"));
+        }
+        let mut around = None;
+        self.live.for_each(|start, block| {
+            let offset = address.checked_sub(start);
+            if offset.is_some_and(|offset| offset < block.layout.size() as u64) {
+                around = Some((start, block.layout.size()));
+            }
+        });
+        Error::invalid(match around {
+            Some((start, bytes)) => format!(
+                "{address:#x} is no block: it lies in the block of {} at {start:#x}",
+                Bytes(bytes as u64)
+            ),
+            None => format!(
+                "{address:#x} is not allocated from this resource: it comes from elsewhere, or was freed long ago"
+            ),
+        })
+    }
+}
+
+#[cold]
+fn wrong_layout(address: CUdeviceptr, allocated: Layout, freed: Layout) -> Error {
+    Error::invalid(format!(
+        "{address:#x} was allocated as {} aligned to {}, and is freed as {} aligned to {}",
+        Bytes(allocated.size() as u64),
+        allocated.align(),
+        Bytes(freed.size() as u64),
+        freed.align()
+    ))
+}
+
+#[cold]
+fn wrong_stream(address: CUdeviceptr, block: Block, stream: &Stream) -> Error {
+    Error::invalid(format!(
+        "{address:#x} was allocated on stream {:#x} and is freed on {stream}; free it on its own stream, after the \
+         others",
+        block.stream.0
+    ))
+}
+
+/// Without the tables, which may be long.
+impl<U: fmt::Debug> fmt::Debug for CheckedAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_over(f, "CheckedAdaptor", &self.upstream)
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for CheckedAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let address = self.upstream.allocate(layout, stream)?;
+        if address != 0 {
+            let block = Block {
+                layout,
+                stream: identity(stream),
+            };
+            self.live.insert(address, block);
+        }
+        Ok(address)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.free(address, layout, stream, || {
+            // SAFETY: the caller's.
+            unsafe { self.upstream.deallocate(address, layout, stream) }
+        })
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        self.free(address, layout, stream, || {
+            // SAFETY: the caller's.
+            unsafe {
+                self.upstream
+                    .deallocate_after(address, layout, stream, others)
+            }
+        })
+    }
+
+    from_upstream!();
+}
