@@ -64,8 +64,7 @@ impl Allocation {
     /// Device memory that it occupies by itself. Managed memory may exceed the device's, and occupies it only where
     /// resident: see `resident.rs`.
     fn taken(&self) -> u64 {
-        // A guess: variables are part of the code, whose memory is not counted.
-        if self.kind == Kind::Device && self.mapping.is_some() && !self.is_variable {
+        if self.kind == Kind::Device && self.mapping.is_some() {
             self.size.next_multiple_of(DEVICE_STEP)
         } else {
             0
@@ -131,15 +130,15 @@ impl State {
         Ok(start)
     }
 
-    /// Memory for a variable of a module: on a device, or managed, which belongs to no context.
-    pub(crate) fn allocate_variable(
+    /// Adds a variable of a module, whose memory is the module's: of a context, or managed.
+    pub(crate) fn add_variable(
         &mut self,
+        start: u64,
         size: u64,
-        align: u64,
-        (context, device): (Option<ContextId>, usize),
-    ) -> Answer<u64> {
+        context: Option<ContextId>,
+        device: usize,
+    ) {
         let kind = context.map_or(Kind::Managed, |_| Kind::Device);
-        let (mapping, start) = Mapping::allocate_aligned(size, align.next_power_of_two())?;
         let allocation = Allocation {
             size,
             context: context.unwrap_or_default(),
@@ -149,10 +148,9 @@ impl State {
             is_sync: kind == Kind::Managed,
             is_variable: true,
             freed: None,
-            mapping: Some(mapping),
+            mapping: None,
         };
         self.allocations.insert(start, allocation);
-        Ok(start)
     }
 
     /// OUT_OF_MEMORY unless there is room, if necessary after the pools have released unused memory.
@@ -203,6 +201,10 @@ impl State {
             self.resident.end(start, allocation.size);
             self.hearsay.end(start, allocation.size);
             self.bury(mapping);
+        } else if allocation.is_variable {
+            // Its memory is the module's. A guess: it is not counted, as the rest of the code.
+            self.resident.end(start, allocation.size);
+            self.hearsay.end(start, allocation.size);
         } else if let Some((base, mapping)) = self.slabs.put(start, allocation.size) {
             self.devices[device].taken -= allocation.kind.slab();
             self.resident.end(base, slab::SLAB);

@@ -252,13 +252,13 @@ extern "C" fn simcuda_variable(
     let Some(found) = run.variable(&of) else {
         return CUresult::CUDA_ERROR_NOT_FOUND;
     };
-    // SAFETY: null, or valid for one write by the contract of this function.
-    if let Some(address) = unsafe { address.as_mut() } {
-        *address = found.address;
+    if !address.is_null() {
+        // SAFETY: not null, so valid for one write by the contract of this function.
+        unsafe { address.write(found.address) };
     }
-    // SAFETY: as above.
-    if let Some(bytes) = unsafe { bytes.as_mut() } {
-        *bytes = found.size as usize;
+    if !bytes.is_null() {
+        // SAFETY: as above.
+        unsafe { bytes.write(found.size as usize) };
     }
     CUresult::CUDA_SUCCESS
 }

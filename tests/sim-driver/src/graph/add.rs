@@ -152,8 +152,9 @@ impl State {
         self.record_op(stream, Op::Copy(copied))
     }
 
+    /// A guess: a kernel of a library is read back as its function.
     pub(crate) fn record_kernel(&mut self, stream: StreamId, launch: Prepared) -> Answer {
-        let node = KernelNode::new(launch, Named::Function, false);
+        let node = KernelNode::new(launch, Named::Function);
         self.record_op(stream, Op::Kernel(node))
     }
 

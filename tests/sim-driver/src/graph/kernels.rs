@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{
     CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUgraph, CUgraphExec, CUgraphNode,
+    CUresult,
 };
 
 use super::Op;
 use super::params::{set, set_in};
 use crate::context::ContextId;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::logs;
 use crate::memory::pointer;
-use crate::module::{Arguments, Configuration, Prepared, Work, extra_list};
+use crate::module::{ArgumentBuffer, Arguments, Configuration, Prepared, Work, extra_list};
 use crate::state::{State, from_handle, state, to_handle};
 
 /// How the program named the kernel of a node.
@@ -35,27 +37,22 @@ struct Given {
     named: Named,
     context: ContextId,
     configuration: Configuration,
-    /// The argument buffer, at a multiple of any alignment, and its size.
-    _arguments: Box<[u128]>,
-    _size: Box<usize>,
-    /// The address of each argument in it, or a list that names the buffer: as the program gave them.
-    list: Box<[u64]>,
+    /// Kept for the addresses in `list`. Vectors may move, and what they hold stays in place.
+    _arguments: ArgumentBuffer,
+    _size: Vec<usize>,
+    /// The address of each argument, or a list that names the buffer and the place of its size: in the form that the
+    /// program gave them, but of the node's own copy.
+    list: Vec<u64>,
     has_buffer: bool,
 }
 
 impl KernelNode {
-    pub(super) fn new(launch: Prepared, named: Named, has_buffer: bool) -> Self {
-        let units = launch.arguments.chunks(size_of::<u128>()).map(|chunk| {
-            let mut unit = [0; size_of::<u128>()];
-            unit[..chunk.len()].copy_from_slice(chunk);
-            u128::from_ne_bytes(unit)
-        });
-        let arguments: Box<[u128]> = units.collect();
+    pub(super) fn new(launch: Prepared, named: Named) -> Self {
+        let arguments = ArgumentBuffer::new(&launch.arguments);
         let base = arguments.as_ptr().expose_provenance() as u64;
-        let size = Box::new(launch.arguments.len());
-        let list = if has_buffer {
-            let size = std::ptr::from_ref(&*size).expose_provenance();
-            extra_list(base, size as u64).into()
+        let size = vec![launch.arguments.len()];
+        let list = if launch.has_buffer {
+            extra_list(base, size.as_ptr().expose_provenance() as u64).to_vec()
         } else {
             let places = launch.places.iter();
             places.map(|place| base + place.offset as u64).collect()
@@ -70,9 +67,29 @@ impl KernelNode {
                 _arguments: arguments,
                 _size: size,
                 list,
-                has_buffer,
+                has_buffer: launch.has_buffer,
             }),
         }
+    }
+
+    /// NOT_SUPPORTED if the kernel cannot be run, or not on a stream of this context. A device would run it on its own.
+    pub(super) fn check(&self, state: &State, context: ContextId) -> Answer {
+        self.work.check()?;
+        if self.given.context == context {
+            return Ok(());
+        }
+        let devices = [self.given.context, context].map(|id| state.context(id).map(|it| it.device));
+        if devices[0] == devices[1] {
+            return Ok(());
+        }
+        let why = "the simulated driver runs the kernels of a graph on the device of the stream that the graph is \
+                   launched on, and one of them is for another device";
+        logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why.to_owned())
+    }
+
+    /// Whether its code was unloaded, with which a device would crash.
+    pub(super) fn is_unloaded(&self, state: &State) -> bool {
+        !state.has_function(self.given.function)
     }
 
     /// What is read back. The arguments are valid as long as the node is not changed.
@@ -85,8 +102,11 @@ impl KernelNode {
             Named::Function => std::ptr::null_mut(),
             Named::Kernel(kernel) => to_handle(kernel),
         };
-        let list = pointer(given.list.as_ptr().expose_provenance() as u64);
         let none = std::ptr::null_mut();
+        let list = match given.list.as_slice() {
+            [] => none,
+            list => pointer(list.as_ptr().expose_provenance() as u64),
+        };
         let (each, extra) = if given.has_buffer {
             (none, list)
         } else {
@@ -153,8 +173,7 @@ impl State {
             extra: Out::new(params.extra),
         };
         let launch = self.prepare_launch(function, context, configuration, arguments)?;
-        let has_buffer = !params.extra.is_null();
-        Ok(Op::Kernel(KernelNode::new(launch, named, has_buffer)))
+        Ok(Op::Kernel(KernelNode::new(launch, named)))
     }
 
     fn add_kernel(

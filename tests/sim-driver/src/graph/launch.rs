@@ -35,9 +35,10 @@ impl State {
         let left = self.check_launch(exec)?;
         let (steps, last) = (exec.steps.clone(), exec.last.clone());
         // Before anything of it is done.
+        let context = self.stream(stream)?.context;
         for step in &steps {
             if let Op::Kernel(node) = &step.op {
-                node.work.check()?;
+                node.check(self, context)?;
             }
         }
         self.begin(stream)?;
@@ -81,6 +82,9 @@ impl State {
                 let call = HostCall { turn, ..call };
                 self.stream(stream)?.queue.push(Task::Host(call))?;
             }
+            Op::Kernel(node) if node.is_unloaded(self) => self.reports.add(format!(
+                "graph: the code of a kernel on stream {stream:#x} was unloaded; it was left out, a device would crash"
+            )),
             Op::Kernel(node) => self.perform_kernel(at, stream, node.work)?,
             Op::Fill(given) => self.perform_fill(at, stream, &given)?,
             Op::Copy(copied) => return self.perform_copy(at, stream, &copied, step.is_root),

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use cuda_driver_sys::CUresult;
 
-use super::variable::Variable;
+use super::declaration::Variable;
 use crate::export::Answer;
 
 /// The compute capability of the simulated devices.
@@ -23,6 +23,24 @@ impl Code {
         let mut entries = self.entries.iter();
         let place = entries.position(|entry| entry.name.as_bytes() == name.as_bytes());
         place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+    }
+
+    /// Refuses a variable with the name of a kernel or of another variable.
+    pub(super) fn check_name(&self, variable: &Variable, line: usize) -> Result<(), Refusal> {
+        let is_kernel = self.entries.iter().any(|it| it.name == variable.name);
+        if is_kernel || self.has_variable(variable) {
+            return Err(Refusal::syntax(
+                line,
+                "a variable with the name of another one",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether another variable has the name of this one, and at least one of them wants it for itself.
+    pub(super) fn has_variable(&self, variable: &Variable) -> bool {
+        let mut same = self.variables.iter().filter(|it| it.name == variable.name);
+        same.any(|it| !it.is_weak || !variable.is_weak)
     }
 }
 
@@ -74,7 +92,7 @@ impl Refusal {
         }
     }
 
-    /// Refuses two linker inputs with the same kernel.
+    /// Refuses two linker inputs with the same kernel or variable.
     pub(super) fn twice(name: &str) -> Self {
         Self {
             code: CUresult::CUDA_ERROR_INVALID_SOURCE,

@@ -122,7 +122,12 @@ pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
             }
             all.entries.push(entry);
         }
-        all.variables.extend(code.variables);
+        for variable in code.variables {
+            if all.has_variable(&variable) {
+                return Err(Refusal::twice(&variable.name.to_string_lossy()));
+            }
+            all.variables.push(variable);
+        }
     }
     Ok(all)
 }

@@ -58,6 +58,8 @@ pub(crate) struct Prepared {
     /// The argument buffer, and where each argument lies in it.
     pub(crate) arguments: Vec<u8>,
     pub(crate) places: Vec<Parameter>,
+    /// Whether they came as a buffer.
+    pub(crate) has_buffer: bool,
 }
 
 impl Configuration {
@@ -161,6 +163,7 @@ impl State {
         // Measured: the error for a stream of another context.
         let module = module.filter(|module| module.context == context);
         let variables = Arc::clone(&module.ok_or(super::INVALID_HANDLE)?.variables);
+        let has_buffer = arguments.extra.required().is_ok();
         let arguments = arguments.read(found.entry()?);
         let entry = found.entry()?.clone();
         configuration.check(&self.limits(id)?)?;
@@ -175,6 +178,7 @@ impl State {
             work,
             arguments,
             places: entry.parameters,
+            has_buffer,
         })
     }
 }

@@ -66,7 +66,10 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
     if is_good && !state.modules.is_lazy {
         let contexts: Vec<_> = state.contexts.keys().copied().collect();
         for context in contexts {
-            state.copy_of(id, context)?;
+            if let Err(code) = state.copy_of(id, context) {
+                state.end_library(id);
+                return Err(code);
+            }
         }
     }
     out.write(to_handle(id))

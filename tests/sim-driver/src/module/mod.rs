@@ -4,6 +4,8 @@
 mod attributes;
 mod code;
 mod cubin;
+mod declaration;
+mod expression;
 mod function;
 mod image;
 mod kernel;
@@ -33,8 +35,9 @@ use code::{Code, Entry};
 pub(crate) use kernel::BuiltIn;
 pub(crate) use launch::{Arguments, Configuration, Prepared, extra_list};
 use link::Link;
+pub(crate) use model::ArgumentBuffer;
 pub(crate) use run::ModelRun;
-use variable::Placed;
+use variable::{Placed, Variables};
 pub(crate) use work::Work;
 
 /// Number of kernels in an image, or the line where it is refused.
@@ -85,7 +88,10 @@ struct Module {
     library: Option<LibraryId>,
     /// The functions looked up so far, by entry index.
     functions: BTreeMap<usize, FunctionId>,
+    /// Those that it may use, some of them its library's.
     variables: Arc<[Placed]>,
+    /// Its own, in the memory of the context and in managed memory.
+    own: [Variables; 2],
 }
 
 /// A kernel in a context.
@@ -109,7 +115,7 @@ struct Library {
     /// Its copies in contexts.
     modules: BTreeMap<ContextId, ModuleId>,
     /// Its variables in managed memory, which all copies share, once one of them was needed.
-    managed: Option<Arc<[Placed]>>,
+    managed: Option<Variables>,
 }
 
 /// A kernel without a context.
@@ -187,6 +193,11 @@ impl State {
         function.ok_or(INVALID_HANDLE)
     }
 
+    /// Whether the code of a function is loaded still.
+    pub(crate) fn has_function(&self, id: FunctionId) -> bool {
+        self.modules.functions.contains_key(&id)
+    }
+
     /// The context that a function is in. A kernel of a library is none.
     pub(crate) fn context_of(&mut self, handle: CUfunction) -> Answer<ContextId> {
         let module = self.function(handle)?.module;
@@ -213,11 +224,24 @@ impl State {
         library: Option<LibraryId>,
     ) -> Answer<ModuleId> {
         let device = self.context(context)?.device;
+        let of_kind = |is_managed| {
+            let all = code.variables.iter();
+            all.filter(move |it| it.is_managed == is_managed)
+        };
         let shared = library.map(|library| self.managed_variables_of(library));
-        let shared = shared.transpose()?.unwrap_or_default();
-        let own = code.variables.iter();
-        let own = own.filter(|it| !it.is_managed || library.is_none());
-        let own = self.place(own, Some(context), device)?;
+        let mut shared = shared.transpose()?.unwrap_or_default();
+        let plain = self.place(of_kind(false), Some(context), device)?;
+        let mut managed = Variables::default();
+        if library.is_none() {
+            managed = match self.place(of_kind(true), None, device) {
+                Ok(managed) => managed,
+                Err(code) => {
+                    self.end_variables(plain);
+                    return Err(code);
+                }
+            };
+            shared = Arc::clone(&managed.all);
+        }
         let id = self.new_handle(HandleKind::Module);
         let module = Module {
             context,
@@ -225,7 +249,8 @@ impl State {
             code,
             library,
             functions: BTreeMap::new(),
-            variables: own.iter().chain(shared.iter()).cloned().collect(),
+            variables: plain.all.iter().chain(shared.iter()).cloned().collect(),
+            own: [plain, managed],
         };
         self.modules.modules.insert(id, module);
         Ok(id)
@@ -303,7 +328,7 @@ impl State {
         }
         let libraries: Vec<LibraryId> = self.modules.libraries.keys().copied().collect();
         for library in libraries {
-            // Cannot fail: both exist.
+            // Without memory for its variables it stays out, and its first use here fails.
             let _ = self.copy_of(library, context);
         }
     }
@@ -331,9 +356,8 @@ impl State {
         {
             library.modules.remove(&module.context);
         }
-        let its_own = module.variables.iter();
-        for variable in its_own.filter(|it| !it.is_managed || module.library.is_none()) {
-            self.free_allocation(variable.address);
+        for variables in module.own {
+            self.end_variables(variables);
         }
     }
 
@@ -349,9 +373,8 @@ impl State {
             .kernels
             .retain(|_, kernel| kernel.library != id);
         let managed = self.modules.libraries.remove(&id);
-        let managed = managed.and_then(|library| library.managed);
-        for variable in managed.iter().flat_map(|all| all.iter()) {
-            self.free_allocation(variable.address);
+        if let Some(managed) = managed.and_then(|library| library.managed) {
+            self.end_variables(managed);
         }
     }
 }

@@ -97,13 +97,13 @@ pub(crate) struct ModelCall {
 
 /// An argument buffer, aligned for every parameter.
 #[derive(Debug)]
-pub(super) struct ArgumentBuffer {
+pub(crate) struct ArgumentBuffer {
     units: Vec<u128>,
     len: usize,
 }
 
 impl ArgumentBuffer {
-    fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         let units = bytes.chunks(ALIGNMENT).map(|chunk| {
             let mut unit = [0; ALIGNMENT];
             unit[..chunk.len()].copy_from_slice(chunk);
@@ -115,11 +115,11 @@ impl ArgumentBuffer {
         }
     }
 
-    pub(super) fn as_ptr(&self) -> *const c_void {
+    pub(crate) fn as_ptr(&self) -> *const c_void {
         self.units.as_ptr().cast()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 

@@ -6,8 +6,8 @@ use std::ffi::CString;
 use cuda_driver_sys::CUresult;
 
 use super::code::{Code, DEVICE_TARGET, Entry, Parameter, Refusal};
+use super::declaration::variables;
 use super::tokens::{Token, begins_a_statement, tokens};
-use super::variable::variables;
 
 /// The newest PTX version that a driver of this CUDA version supports.
 pub(super) fn newest_of(version: u32) -> (u32, u32) {
@@ -152,7 +152,6 @@ impl<'a> Parser<'a> {
         while let Some(token) = self.peek() {
             self.at += 1;
             let before = self.at.checked_sub(2).map(|at| self.tokens[at].text);
-            let is_extern = before == Some(".extern");
             match token.text {
                 ".visible" | ".extern" | ".weak" | ".common" => {}
                 ".entry" => {
@@ -176,10 +175,16 @@ impl<'a> Parser<'a> {
                 }
                 ".global" | ".const" => {
                     let statement = self.statement(token)?;
-                    // One that is declared here is another text's.
-                    if !is_extern {
-                        code.variables.extend(variables(&statement)?);
+                    let mut declared = variables(&statement, token.line)?;
+                    // That of another text.
+                    if before == Some(".extern") {
+                        continue;
                     }
+                    for variable in &mut declared {
+                        variable.is_weak = matches!(before, Some(".weak" | ".common"));
+                        code.check_name(variable, token.line)?;
+                    }
+                    code.variables.extend(declared);
                 }
                 ".tex" | ".pragma" | ".alias" => {
                     self.statement(token)?;

@@ -144,6 +144,60 @@ fn a_kernel_without_a_model_is_refused_when_it_would_run() {
 }
 
 #[test]
+fn a_kernel_whose_code_was_unloaded_is_left_out_and_reported() {
+    let fixture = Fixture::new();
+    let (module, block, graph) = (module(), fixture.alloc(16), graph());
+    let mut arguments = Arguments::new(block, 7);
+    add(graph, &arguments.params(function(module, c"fill")));
+    let exec = instance(graph);
+    assert_eq!(cu!(cuMemsetD32Async(block, 3, 4, fixture.stream)), OK);
+    assert_eq!(cu!(cuModuleUnload(module)), OK);
+    assert_eq!(run(exec, fixture.stream, block), 3);
+    end(exec, graph);
+    fixture.free(block);
+    let reports = control().reports();
+    assert!(
+        reports.len() == 1 && reports[0].contains("was unloaded"),
+        "{reports:?}"
+    );
+    control().reset();
+}
+
+#[test]
+fn a_buffer_of_arguments_is_read_back_as_one() {
+    let fixture = Fixture::new();
+    let (module, block, graph) = (module(), fixture.alloc(16), graph());
+    let mut buffer = [block, 9, 4];
+    let mut size = size_of_val(&buffer);
+    let mut extra: [*mut c_void; 5] = [
+        std::ptr::without_provenance_mut(1),
+        buffer.as_mut_ptr().cast(),
+        std::ptr::without_provenance_mut(2),
+        (&raw mut size).cast(),
+        std::ptr::null_mut(),
+    ];
+    let params = Params {
+        kernelParams: std::ptr::null_mut(),
+        extra: extra.as_mut_ptr(),
+        ..Arguments::new(0, 0).params(function(module, c"fill"))
+    };
+    let node = add(graph, &params);
+    let mut seen = Params::default();
+    assert_eq!(cu!(cuGraphKernelNodeGetParams_v2(node, &raw mut seen)), OK);
+    assert!(seen.kernelParams.is_null() && !seen.extra.is_null());
+    // What was read is taken again, also by a copy of the graph.
+    let copy = handle!(cuGraphClone(_, graph));
+    assert_eq!(cu!(cuGraphDestroy(graph)), OK);
+    add(copy, &seen);
+    let exec = instance(copy);
+    assert_eq!(run(exec, fixture.stream, block), 9);
+    end(exec, copy);
+    fixture.free(block);
+    assert_eq!(cu!(cuModuleUnload(module)), OK);
+    assert_eq!(control().reports(), Vec::<String>::new());
+}
+
+#[test]
 fn a_node_of_another_kind_is_no_kernel_node() {
     let _fixture = Fixture::new();
     let graph = graph();
