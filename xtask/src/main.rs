@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 mod baseline;
 mod bundle;
+mod c_header;
 mod coverage;
 mod outside;
 mod regen;
@@ -31,6 +32,8 @@ enum Command {
     Outside(outside::Args),
     /// Measure ratios on the simulated driver, or say which one a change has moved.
     Baseline(baseline::Args),
+    /// Write the header of the C interface.
+    CHeader(c_header::Args),
     /// Put tests, examples and benchmarks into a folder that runs without Rust.
     Bundle(bundle::Args),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Coverage(args) => coverage::run(&args),
         Command::Outside(args) => outside::run(&args),
         Command::Baseline(args) => baseline::run(&args),
+        Command::CHeader(args) => c_header::run(&args),
         Command::Bundle(args) => bundle::run(&args),
     };
     match outcome {

@@ -1,0 +1,207 @@
+//! Arenas: the sub-allocator.
+
+use std::ffi::c_int;
+
+use cuda_mem::arena::ArenaBuilder;
+use cuda_mem::{Arena, Driver, Error};
+
+use crate::pool::{options, reuse, threshold};
+use crate::resource::{Resource, Source};
+use crate::status::{Status, answer, invalid, write};
+use crate::stream::ordinal;
+
+/// Settings of a new arena. `cudamem_arena_options_init` fills in the defaults.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ArenaOptions {
+    /// sizeof(cudamem_arena_options).
+    pub size: usize,
+    /// The most bytes that it may hold; 0 for no limit.
+    pub max_bytes: u64,
+    /// Bytes that it takes at once and keeps.
+    pub initial_bytes: u64,
+    /// How many free bytes it keeps; UINT64_MAX for everything, the default.
+    pub release_threshold: u64,
+    /// The most that it may hold, as a share of the device's memory: more than 0, at most 1; 0 for no limit.
+    pub max_share: f64,
+    /// What it may hold beyond what was alive at the peak, as a multiple; at least 1; 0 for 1.05.
+    pub slack: f64,
+    /// When memory may move between streams: as in cudamem_pool_options.
+    pub reuse: u32,
+    /// 1: a thread of its own prepares large blocks.
+    pub background_thread: u32,
+}
+
+impl Default for ArenaOptions {
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            max_bytes: 0,
+            initial_bytes: 0,
+            release_threshold: u64::MAX,
+            max_share: 0.0,
+            slack: 0.0,
+            reuse: 0,
+            background_thread: 0,
+        }
+    }
+}
+
+/// Fills in the defaults; null is ignored.
+///
+/// # Safety
+///
+/// `options` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_arena_options_init(options: *mut ArenaOptions) {
+    if !options.is_null() {
+        // SAFETY: not null, so valid by the contract of this function.
+        unsafe { options.write(ArenaOptions::default()) };
+    }
+}
+
+/// What an arena has, in bytes unless stated otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ArenaStats {
+    /// Held of the device now.
+    pub reserved: u64,
+    /// The most that was held.
+    pub reserved_peak: u64,
+    /// Allocated now, each block rounded up to 256.
+    pub live: u64,
+    /// Blocks that are allocated now.
+    pub live_blocks: u64,
+    /// How often the arena grew.
+    pub grown: u64,
+    /// How many pieces of memory it has given back.
+    pub released: u64,
+    /// Driver calls that it has made.
+    pub driver_calls: u64,
+    /// Streams that it has or had memory for.
+    pub streams: u64,
+}
+
+fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result<Arena, Error> {
+    let mut builder = builder
+        .release_threshold(threshold(options.release_threshold))
+        .initial_bytes(options.initial_bytes)
+        .background_thread(options.background_thread != 0);
+    if options.max_bytes > 0 {
+        builder = builder.max_bytes(options.max_bytes);
+    }
+    // Wrong values are the builder's to refuse.
+    if options.max_share != 0.0 {
+        builder = builder.max_share(options.max_share);
+    }
+    if options.slack != 0.0 {
+        builder = builder.slack(options.slack);
+    }
+    if let Some(policy) = reuse(options.reuse)? {
+        builder = builder.reuse(policy);
+    }
+    builder.build()
+}
+
+/// Creates an arena of a device's memory: a sub-allocator that answers most requests without a driver call. `options`
+/// may be null for the defaults.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for options that make no sense, with the reason.
+///
+/// # Safety
+///
+/// `options` is null or begins with its size; `arena` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_arena_create(
+    device: c_int,
+    options: *const ArenaOptions,
+    arena: *mut *mut Resource,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
+        // SAFETY: the caller's.
+        let options = unsafe { self::options(options) }?;
+        let device = Driver::load()?.device(ordinal(device)?)?;
+        let made = configure(Arena::builder(&device), &options)?;
+        let resource = Resource::give(made.clone().into(), Source::Arena(made));
+        // SAFETY: as above.
+        unsafe { write(arena, "arena", resource) }
+    })
+}
+
+/// Creates an arena that takes its memory from another resource.
+///
+/// # Safety
+///
+/// `upstream` is null or not released; the rest as for `cudamem_arena_create`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_arena_create_over(
+    upstream: *mut Resource,
+    options: *const ArenaOptions,
+    arena: *mut *mut Resource,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
+        // SAFETY: the caller's.
+        let (upstream, options) = (unsafe { Resource::of(upstream) }?, unsafe {
+            self::options(options)
+        }?);
+        let made = configure(Arena::builder_over(upstream.resource.clone()), &options)?;
+        let resource = Resource::give(made.clone().into(), Source::Arena(made));
+        // SAFETY: as above.
+        unsafe { write(arena, "arena", resource) }
+    })
+}
+
+fn arena_of(resource: &Resource) -> Result<&Arena, Error> {
+    match &resource.source {
+        Source::Arena(arena) => Ok(arena),
+        _ => Err(invalid("`arena` is another resource than an arena")),
+    }
+}
+
+/// What an arena has now. Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no arena.
+///
+/// # Safety
+///
+/// `arena` is null or not released; `stats` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_arena_read_stats(
+    arena: *mut Resource,
+    stats: *mut ArenaStats,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        let found = arena_of(unsafe { Resource::of(arena) }?)?.stats();
+        let found = ArenaStats {
+            reserved: found.reserved,
+            reserved_peak: found.reserved_peak,
+            live: found.live,
+            live_blocks: found.live_blocks,
+            grown: found.grown,
+            released: found.released,
+            driver_calls: found.driver_calls,
+            streams: found.streams,
+        };
+        // SAFETY: the caller's.
+        unsafe { write(stats, "stats", found) }
+    })
+}
+
+/// Sets `reserved_peak` to what is held now.
+///
+/// # Safety
+///
+/// `arena` is null or not released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_arena_reset_peak(arena: *mut Resource) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        arena_of(unsafe { Resource::of(arena) }?)?.reset_peak();
+        Ok(())
+    })
+}

@@ -1,0 +1,212 @@
+//! Memory pools of the driver.
+
+use std::ffi::c_int;
+
+use cuda_mem::{Driver, Error, MemoryPool, MemoryResource, ReleaseThreshold, ReusePolicy};
+
+use crate::resource::{Resource, Source};
+use crate::status::{Status, answer, invalid, write};
+use crate::stream::ordinal;
+
+/// Settings of a new pool. `cudamem_pool_options_init` fills in the defaults.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PoolOptions {
+    /// sizeof(cudamem_pool_options).
+    pub size: usize,
+    /// How many bytes the pool keeps when streams synchronise; UINT64_MAX for everything, the default.
+    pub release_threshold: u64,
+    /// The maximum size in bytes; 0 for no limit. Needs CUDA 12.2.
+    pub max_bytes: u64,
+    /// When memory may move between streams: 1 after waits of the program, 2 if the driver sees that the free is
+    /// complete, 4 by waits that the driver adds; the sum of these; 0 for the default, which is all of them.
+    pub reuse: u32,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            release_threshold: u64::MAX,
+            max_bytes: 0,
+            reuse: 0,
+        }
+    }
+}
+
+/// Fills in the defaults; null is ignored.
+///
+/// # Safety
+///
+/// `options` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pool_options_init(options: *mut PoolOptions) {
+    if !options.is_null() {
+        // SAFETY: not null, so valid by the contract of this function.
+        unsafe { options.write(PoolOptions::default()) };
+    }
+}
+
+/// What a pool has, in bytes, as the driver counts it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct PoolStats {
+    /// Held of the device now, and the most so far.
+    pub reserved: u64,
+    /// See `reserved`.
+    pub reserved_high: u64,
+    /// Allocated now, and the most so far.
+    pub used: u64,
+    /// See `used`.
+    pub used_high: u64,
+}
+
+/// Options that the caller may have from an older or newer header.
+///
+/// # Safety
+///
+/// `options` is null, or a struct that begins with its own size.
+pub(crate) unsafe fn options<T: Copy + Default>(options: *const T) -> Result<T, Error> {
+    let mut all = T::default();
+    if options.is_null() {
+        return Ok(all);
+    }
+    // SAFETY: not null, so it begins with its size by the contract of this function.
+    let size = unsafe { options.cast::<usize>().read() };
+    if size < size_of::<usize>() || size > 4096 {
+        return Err(invalid(format!(
+            "`size` of the options is {size}; it is the size of their struct"
+        )));
+    }
+    let from = options.cast::<u8>();
+    if size > size_of::<T>() {
+        let tail = from.wrapping_add(size_of::<T>());
+        // SAFETY: the struct has this many bytes behind the fields that are known here, by what it says of itself.
+        let tail = unsafe { std::slice::from_raw_parts(tail, size - size_of::<T>()) };
+        if tail.iter().any(|byte| *byte != 0) {
+            let text = "the options have fields that this version of the library does not know";
+            return Err(invalid(text));
+        }
+    }
+    let len = size.min(size_of::<T>());
+    // SAFETY: both have this many bytes; all fields are numbers, for which every value is valid.
+    unsafe { std::ptr::copy_nonoverlapping(from, (&raw mut all).cast::<u8>(), len) };
+    Ok(all)
+}
+
+pub(crate) fn threshold(bytes: u64) -> ReleaseThreshold {
+    match bytes {
+        u64::MAX => ReleaseThreshold::Never,
+        bytes => ReleaseThreshold::Bytes(bytes),
+    }
+}
+
+pub(crate) fn reuse(bits: u32) -> Result<Option<ReusePolicy>, Error> {
+    let policy = ReusePolicy::from_bits(bits);
+    let policy =
+        policy.ok_or_else(|| invalid(format!("`reuse` is {bits}; it has bits 1, 2 and 4")))?;
+    Ok((!policy.is_empty()).then_some(policy))
+}
+
+/// Creates a pool of a device's memory. `options` may be null for the defaults.
+///
+/// CUDAMEM_STATUS_NOT_SUPPORTED if the device has no pools, with the reason.
+///
+/// # Safety
+///
+/// `options` is null or begins with its size; `pool` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pool_create(
+    device: c_int,
+    options: *const PoolOptions,
+    pool: *mut *mut Resource,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
+        // SAFETY: the caller's.
+        let options = unsafe { self::options(options) }?;
+        let device = Driver::load()?.device(ordinal(device)?)?;
+        let mut builder =
+            MemoryPool::builder(&device).release_threshold(threshold(options.release_threshold));
+        if options.max_bytes > 0 {
+            builder = builder.max_size(options.max_bytes);
+        }
+        if let Some(policy) = reuse(options.reuse)? {
+            builder = builder.reuse(policy);
+        }
+        let made = builder.build()?;
+        let resource = Resource::give(made.into(), Source::Pool);
+        // SAFETY: as above.
+        unsafe { write(pool, "pool", resource) }
+    })
+}
+
+/// The device's default pool, which cudaMallocAsync uses unless told otherwise. Its settings are not changed.
+///
+/// # Safety
+///
+/// `pool` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pool_default(device: c_int, pool: *mut *mut Resource) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
+        let device = Driver::load()?.device(ordinal(device)?)?;
+        let found = device.default_pool()?;
+        let resource = Resource::give(found.into(), Source::Pool);
+        // SAFETY: as above.
+        unsafe { write(pool, "pool", resource) }
+    })
+}
+
+/// Makes a pool the current one of its device: cudaMallocAsync and cuMemAllocAsync of this process take memory from it
+/// from now on, in any library. The pool has to live as long as it is the current one.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no pool.
+///
+/// # Safety
+///
+/// `pool` is null or not released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pool_make_current(pool: *mut Resource) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        let resource = unsafe { Resource::of(pool) }?;
+        let pool = resource.resource.pool();
+        let pool = pool.filter(|_| matches!(resource.source, Source::Pool));
+        let pool = pool.ok_or_else(|| invalid("`pool` is another resource than a pool"))?;
+        let device = resource.resource.device();
+        let device = device.ok_or_else(|| invalid("the pool is of no device"))?;
+        device.set_current_pool(pool)
+    })
+}
+
+/// What a pool has now.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no pool, and is not over one.
+///
+/// # Safety
+///
+/// `pool` is null or not released; `stats` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pool_read_stats(
+    pool: *mut Resource,
+    stats: *mut PoolStats,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        let resource = unsafe { Resource::of(pool) }?;
+        let pool = resource.resource.pool();
+        let pool = pool.ok_or_else(|| invalid("the resource takes its memory from no pool"))?;
+        let found = pool.stats()?;
+        let found = PoolStats {
+            reserved: found.reserved.current,
+            reserved_high: found.reserved.high,
+            used: found.used.current,
+            used_high: found.used.high,
+        };
+        // SAFETY: the caller's.
+        unsafe { write(stats, "stats", found) }
+    })
+}

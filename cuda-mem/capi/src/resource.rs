@@ -1,0 +1,273 @@
+//! Resources: where memory comes from.
+
+use std::alloc::Layout;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use cuda_mem::memory::{CheckedAdaptor, StatisticsAdaptor};
+use cuda_mem::sys::{CUstream, CUstream_st};
+use cuda_mem::{Arena, Error, MemoryResource, Stream};
+
+use crate::status::{Status, answer, invalid, write};
+use crate::stream::with_stream;
+
+/// Where memory comes from: a pool, an arena, or an adaptor over another resource. Counted: every function that returns
+/// one gives the caller a reference, to be released. An adaptor keeps what it is over.
+#[derive(Debug)]
+pub struct Resource {
+    pub(crate) resource: cuda_mem::Resource,
+    pub(crate) source: Source,
+}
+
+/// What a resource is.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Pool,
+    Arena(Arena),
+    Limit,
+    Statistics(Arc<StatisticsAdaptor<cuda_mem::Resource>>),
+    Checked(Arc<CheckedAdaptor<cuda_mem::Resource>>),
+}
+
+/// The minimum alignment of every allocation, and what an alignment of 0 means.
+const ALIGNMENT: usize = 256;
+
+impl Resource {
+    /// A new resource for the caller.
+    pub(crate) fn give(resource: cuda_mem::Resource, source: Source) -> *mut Self {
+        Arc::into_raw(Arc::new(Self { resource, source })).cast_mut()
+    }
+
+    /// The resource of a handle.
+    ///
+    /// # Safety
+    ///
+    /// The handle is null, or comes from this library and is not released before the last use of the result.
+    pub(crate) unsafe fn of<'a>(handle: *mut Self) -> Result<&'a Self, Error> {
+        // SAFETY: the caller's.
+        unsafe { handle.as_ref() }.ok_or_else(|| invalid("`resource` is null"))
+    }
+
+    /// The device to use if the caller names none.
+    fn device(&self, named: c_int) -> Result<c_int, Error> {
+        if named >= 0 {
+            return Ok(named);
+        }
+        let own = self
+            .resource
+            .device()
+            .and_then(|device| device.ordinal().try_into().ok());
+        own.ok_or_else(|| {
+            invalid(format!(
+                "`device` is {named}, and the resource has none of its own"
+            ))
+        })
+    }
+
+    /// The layout that memory was allocated with.
+    fn layout_of(&self, address: u64, bytes: usize, alignment: usize) -> Result<Layout, Error> {
+        if bytes > 0 || address == 0 {
+            return layout(bytes, alignment);
+        }
+        let Source::Checked(checked) = &self.source else {
+            return Err(invalid(
+                "`bytes` is 0; only a checked resource knows the size of its blocks",
+            ));
+        };
+        match checked.layout_of(address) {
+            Some(layout) => Ok(layout),
+            // The adaptor explains it.
+            None => layout(1, alignment),
+        }
+    }
+}
+
+fn layout(bytes: usize, alignment: usize) -> Result<Layout, Error> {
+    let alignment = if alignment == 0 { ALIGNMENT } else { alignment };
+    Layout::from_size_align(bytes, alignment).map_err(|_| {
+        invalid(format!(
+            "{bytes} bytes aligned to {alignment} are no layout: an alignment is a power of two, and a size fits the \
+             address space"
+        ))
+    })
+}
+
+fn address(pointer: *mut c_void) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+/// Adds a reference. Returns the resource; null is ignored.
+///
+/// # Safety
+///
+/// `resource` is null, or a resource that is not released yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_resource_retain(resource: *mut Resource) -> *mut Resource {
+    if !resource.is_null() {
+        // SAFETY: from `give`, and not released, by the contract of this function.
+        unsafe { Arc::increment_strong_count(resource) };
+    }
+    resource
+}
+
+/// Releases a reference; null is ignored. With the last one, and once no adaptor keeps it, the resource gives its memory
+/// back. All memory that was allocated from it must have been deallocated before. Does not wait.
+///
+/// # Safety
+///
+/// `resource` is null, or a reference that the caller owns; it is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_resource_release(resource: *mut Resource) {
+    if !resource.is_null() {
+        // A destructor does not fail, and a panic must not reach the caller.
+        let _ = answer(|| {
+            // SAFETY: from `give`, and the caller's own reference, by the contract of this function.
+            drop(unsafe { Arc::from_raw(resource) });
+            Ok(())
+        });
+    }
+}
+
+/// Allocates memory in the order of a stream: work that is submitted to the stream afterwards may use it, and other
+/// streams that wait for it. Contents are unspecified. Zero bytes are null. Does not wait.
+///
+/// `alignment` is a power of two, or 0 for 256, which every allocation has at least. `device` is the stream's, or -1 for
+/// the resource's own. On failure `*pointer` is null.
+///
+/// CUDAMEM_STATUS_OUT_OF_MEMORY if there is not enough; _INVALID_VALUE for an alignment that the resource does not have
+/// (pools and arenas: more than 256), or a stream of a device that does not reach the memory.
+///
+/// # Safety
+///
+/// `resource` is null or not released; `stream` is a default stream or a live stream of the device's primary context;
+/// `pointer` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_allocate(
+    resource: *mut Resource,
+    bytes: usize,
+    alignment: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+    pointer: *mut *mut c_void,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { write(pointer, "pointer", std::ptr::null_mut()) }?;
+        // SAFETY: the caller's.
+        let resource = unsafe { Resource::of(resource) }?;
+        let layout = layout(bytes, alignment)?;
+        let device = resource.device(device)?;
+        // SAFETY: the caller's.
+        let address = unsafe {
+            with_stream(device, stream.cast(), |stream| {
+                resource.resource.allocate(layout, stream)
+            })
+        }?;
+        let memory = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: as above.
+        unsafe { write(pointer, "pointer", memory) }
+    })
+}
+
+/// Deallocates memory in the order of a stream: work that is in the stream now may still use it. Null is ignored. Does
+/// not wait, unless the resource has no stream-ordered memory.
+///
+/// Every stream that used the memory must be waited for by `stream`, or be named in `cudamem_deallocate_after`. `bytes`
+/// and `alignment` are those of the allocation; a checked resource (`cudamem_checked_create`) takes 0 bytes for those
+/// that it knows, and refuses wrong ones.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE if the memory is not the resource's, as far as it can tell: an arena notices some of
+/// these, a checked resource all. The memory is then as it was.
+///
+/// # Safety
+///
+/// `resource` is null or not released; `pointer` is null, or memory of this resource that is not deallocated yet,
+/// unless the resource is checked; `stream` is a default stream or a live stream of the device's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_deallocate(
+    resource: *mut Resource,
+    pointer: *mut c_void,
+    bytes: usize,
+    alignment: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        let resource = unsafe { Resource::of(resource) }?;
+        let address = address(pointer);
+        let layout = resource.layout_of(address, bytes, alignment)?;
+        let device = resource.device(device)?;
+        let free = |stream: &Stream| {
+            // SAFETY: the caller's.
+            unsafe { resource.resource.deallocate(address, layout, stream) }
+        };
+        // SAFETY: the caller's.
+        unsafe { with_stream(device, stream.cast(), free) }
+    })
+}
+
+/// As `cudamem_deallocate`, for memory that other streams used too: it is not handed out again before all work that is
+/// now in `stream` and in the `count` streams `others` is done. An arena makes no stream wait for that.
+///
+/// # Safety
+///
+/// As there; `others` has `count` streams of the same device, or is null if there are none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_deallocate_after(
+    resource: *mut Resource,
+    pointer: *mut c_void,
+    bytes: usize,
+    alignment: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+    others: *const *mut CUstream_st,
+    count: usize,
+) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        let resource = unsafe { Resource::of(resource) }?;
+        if others.is_null() && count > 0 {
+            return Err(invalid(format!("`others` is null, and `count` is {count}")));
+        }
+        let address = address(pointer);
+        let layout = resource.layout_of(address, bytes, alignment)?;
+        let device = resource.device(device)?;
+        let handles: &[*mut CUstream_st] = if count == 0 {
+            &[]
+        } else {
+            // SAFETY: not null, and of this length, by the contract of this function.
+            unsafe { std::slice::from_raw_parts(others, count) }
+        };
+        let mut used: Vec<Stream> = Vec::with_capacity(count);
+        for handle in handles {
+            let raw: CUstream = handle.cast();
+            // SAFETY: the caller's.
+            used.push(unsafe { with_stream(device, raw, |stream| Ok(stream.clone())) }?);
+        }
+        let others: Vec<&Stream> = used.iter().collect();
+        let free = |stream: &Stream| {
+            // SAFETY: the caller's.
+            unsafe {
+                resource
+                    .resource
+                    .deallocate_after(address, layout, stream, &others)
+            }
+        };
+        // SAFETY: the caller's.
+        unsafe { with_stream(device, stream.cast(), free) }
+    })
+}
+
+/// Gives unused memory back to the device, down to `keep` bytes if possible. Never waits.
+///
+/// # Safety
+///
+/// `resource` is null or not released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_trim(resource: *mut Resource, keep: u64) -> Status {
+    answer(|| {
+        // SAFETY: the caller's.
+        unsafe { Resource::of(resource) }?.resource.trim_to(keep)
+    })
+}

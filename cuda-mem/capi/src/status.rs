@@ -1,0 +1,206 @@
+//! What functions return, and the last error of a thread.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cuda_mem::{Error, ErrorKind};
+
+/// What a function returns. Later versions may add codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum Status {
+    /// It did what was asked.
+    Success = 0,
+    /// An argument is wrong; nothing was changed.
+    InvalidValue = 1,
+    /// Not enough memory; nothing was changed.
+    OutOfMemory = 2,
+    /// The device, the driver or the system cannot do this.
+    NotSupported = 3,
+    /// There is no CUDA driver, or it is too old.
+    NoDriver = 4,
+    /// No device has this number.
+    InvalidDevice = 5,
+    /// This process may not do this.
+    NotPermitted = 6,
+    /// The object is in use.
+    InUse = 7,
+    /// The context has ended, or the driver is shutting down.
+    ContextLost = 8,
+    /// Device code or hardware failed; the context and everything in it are lost.
+    DeviceFault = 9,
+    /// This process is a fork of the one that uses the GPU.
+    Forked = 10,
+    /// A stream is being captured into a graph, where this is not possible.
+    Capturing = 11,
+    /// Any other error: see the text and the driver's code.
+    Other = 12,
+    /// A mistake in this library.
+    Internal = 13,
+}
+
+impl From<ErrorKind> for Status {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidValue => Self::InvalidValue,
+            ErrorKind::OutOfMemory => Self::OutOfMemory,
+            ErrorKind::NotSupported => Self::NotSupported,
+            ErrorKind::DriverMissing | ErrorKind::SymbolMissing => Self::NoDriver,
+            ErrorKind::InvalidDevice => Self::InvalidDevice,
+            ErrorKind::NotPermitted => Self::NotPermitted,
+            ErrorKind::InUse | ErrorKind::StillAllocated => Self::InUse,
+            ErrorKind::InvalidContext | ErrorKind::ContextDestroyed | ErrorKind::Deinitialized => {
+                Self::ContextLost
+            }
+            ErrorKind::DeviceFault => Self::DeviceFault,
+            ErrorKind::Forked => Self::Forked,
+            ErrorKind::Capturing => Self::Capturing,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// The last error of a thread.
+#[derive(Debug, Default)]
+struct Last {
+    text: CString,
+    driver_code: c_int,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = RefCell::default();
+}
+
+/// Keeps an error for the calling thread. At the end of a thread there is no place for it.
+fn keep(text: &str, driver_code: c_int) {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            *last = Last { text, driver_code };
+        }
+    });
+}
+
+/// Runs the body of a function. A panic becomes [`Status::Internal`].
+pub(crate) fn answer(body: impl FnOnce() -> Result<(), Error>) -> Status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Success,
+        Ok(Err(error)) => refuse(&error),
+        Err(panic) => broken(&*panic),
+    }
+}
+
+#[cold]
+fn refuse(error: &Error) -> Status {
+    let code = error.code().map_or(0, |code| code.0.cast_signed());
+    keep(&error.to_string(), code);
+    error.kind().into()
+}
+
+#[cold]
+fn broken(panic: &(dyn Any + Send)) -> Status {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    keep(
+        &format!("a mistake in cuda-mem: {}", text.unwrap_or("no message")),
+        0,
+    );
+    Status::Internal
+}
+
+/// An error about an argument.
+pub(crate) fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidValue, text)
+}
+
+/// Writes a result.
+///
+/// # Safety
+///
+/// `out` is null or valid for a write.
+pub(crate) unsafe fn write<T>(out: *mut T, name: &str, value: T) -> Result<(), Error> {
+    if out.is_null() {
+        return Err(invalid(format!("`{name}` is null; it receives the result")));
+    }
+    // SAFETY: not null, so valid by the contract of this function.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// The text of the last error of the calling thread: what was asked, what was there, and what to do. An empty string if
+/// there was none. Valid until this thread's next call that fails; never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_last_error_message() -> *const c_char {
+    LAST.try_with(|last| {
+        last.try_borrow()
+            .map_or(c"".as_ptr(), |last| last.text.as_ptr())
+    })
+    .unwrap_or(c"".as_ptr())
+}
+
+/// The driver's code (a CUresult) of the last error of the calling thread; 0 if the driver was not the reason.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_last_error_driver_code() -> c_int {
+    let code = LAST.try_with(|last| last.try_borrow().map_or(0, |last| last.driver_code));
+    code.unwrap_or(0)
+}
+
+/// A short phrase for a status, such as "out of memory". Any number is allowed; never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_status_name(status: c_int) -> *const c_char {
+    let name = match status {
+        0 => c"success",
+        1 => c"invalid argument",
+        2 => c"out of memory",
+        3 => c"not supported",
+        4 => c"no CUDA driver",
+        5 => c"no such device",
+        6 => c"not permitted",
+        7 => c"in use",
+        8 => c"context lost",
+        9 => c"device fault",
+        10 => c"process forked",
+        11 => c"stream being captured",
+        12 => c"other error",
+        13 => c"internal error",
+        _ => c"unknown status",
+    };
+    name.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    fn message() -> String {
+        // SAFETY: a zero-terminated string, until the next error of this thread.
+        let text = unsafe { CStr::from_ptr(cudamem_last_error_message()) };
+        text.to_str().expect("text").to_owned()
+    }
+
+    #[test]
+    fn an_error_is_kept_for_its_thread() {
+        assert_eq!(message(), "");
+        let status = answer(|| Err(invalid("a \0 in the text")));
+        assert_eq!(
+            (status, message().contains("a   in the text")),
+            (Status::InvalidValue, true)
+        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(message(), ""));
+        });
+        assert_eq!(answer(|| Ok(())), Status::Success);
+        assert_ne!(message(), "", "a success leaves the text");
+    }
+
+    #[test]
+    fn a_panic_is_an_answer() {
+        let status = answer(|| panic!("on purpose"));
+        assert_eq!(status, Status::Internal);
+        assert_eq!(message(), "a mistake in cuda-mem: on purpose");
+    }
+}

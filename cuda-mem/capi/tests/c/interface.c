@@ -1,0 +1,401 @@
+/* The C interface from C: on a GPU, or on the simulated driver. Streams are the program's own, made by the driver. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cudamem.h"
+
+typedef struct CUstream_st *stream_t;
+typedef unsigned long long address_t;
+
+/* The driver that the library uses, too. */
+static void *driver;
+static unsigned (*stream_create)(stream_t *, unsigned);
+static unsigned (*stream_destroy)(stream_t);
+static unsigned (*stream_synchronize)(stream_t);
+static unsigned (*memset_words)(address_t, unsigned, size_t, stream_t);
+static unsigned (*copy_to_host)(void *, address_t, size_t, stream_t);
+static unsigned (*set_current)(void *);
+static void *context;
+
+static void want(int is_right, const char *what, int line) {
+    if (!is_right) {
+        fprintf(stderr, "line %d: wrong: %s; the last error: %s\n", line, what, cudamem_last_error_message());
+        exit(1);
+    }
+}
+
+#define WANT(condition) want((condition), #condition, __LINE__)
+#define OK(call) want((call) == CUDAMEM_STATUS_SUCCESS, #call, __LINE__)
+#define DRIVER(call) want((call) == 0, #call, __LINE__)
+#define REFUSED(status, text, call)                                                                                  \
+    do {                                                                                                             \
+        want((call) == CUDAMEM_STATUS_##status, #call, __LINE__);                                                    \
+        want(strstr(cudamem_last_error_message(), text) != NULL, "the text has: " text, __LINE__);                   \
+    } while (0)
+
+/* A function of the driver. ISO C has no conversion from an object pointer. */
+static void find(void *function, const char *name) {
+    void *found = dlsym(driver, name);
+    want(found != NULL, name, __LINE__);
+    memcpy(function, &found, sizeof found);
+}
+
+static void start(void) {
+    unsigned (*init)(unsigned);
+    unsigned (*retain)(void **, int);
+    const char *path = getenv("CUDA_DRIVER_SYS_LIBRARY");
+    driver = dlopen(path != NULL ? path : "libcuda.so.1", RTLD_NOW);
+    want(driver != NULL, "a driver", __LINE__);
+    find(&init, "cuInit");
+    find(&retain, "cuDevicePrimaryCtxRetain");
+    find(&set_current, "cuCtxSetCurrent");
+    find(&stream_create, "cuStreamCreate");
+    find(&stream_destroy, "cuStreamDestroy_v2");
+    find(&stream_synchronize, "cuStreamSynchronize");
+    find(&memset_words, "cuMemsetD32Async");
+    find(&copy_to_host, "cuMemcpyDtoHAsync_v2");
+    DRIVER(init(0));
+    DRIVER(retain(&context, 0));
+    DRIVER(set_current(context));
+}
+
+static stream_t new_stream(void) {
+    stream_t stream;
+    DRIVER(stream_create(&stream, 1));
+    return stream;
+}
+
+static void end_stream(stream_t stream) {
+    OK(cudamem_stream_detach(0, stream));
+    DRIVER(stream_destroy(stream));
+}
+
+static void fill(void *block, unsigned word, size_t words, stream_t stream) {
+    DRIVER(memset_words((address_t)(uintptr_t)block, word, words, stream));
+}
+
+/* The first and the last word of a block, once the stream is done. */
+static void expect(void *block, unsigned word, size_t words, stream_t stream) {
+    unsigned seen[2];
+    address_t at = (address_t)(uintptr_t)block;
+    DRIVER(copy_to_host(&seen[0], at, sizeof seen[0], stream));
+    DRIVER(copy_to_host(&seen[1], at + (words - 1) * sizeof word, sizeof word, stream));
+    DRIVER(stream_synchronize(stream));
+    want(seen[0] == word && seen[1] == word, "the bytes of a block", __LINE__);
+}
+
+static void mistakes(void) {
+    cudamem_resource *resource = (cudamem_resource *)1;
+    void *block = &block;
+    cudamem_pool_options options;
+    WANT(strcmp(cudamem_last_error_message(), "") == 0 && cudamem_last_error_driver_code() == 0);
+    REFUSED(INVALID_VALUE, "`count` is null", cudamem_device_count(NULL));
+    REFUSED(INVALID_VALUE, "`pool` is null", cudamem_pool_create(0, NULL, NULL));
+    REFUSED(INVALID_VALUE, "numbered from 0", cudamem_pool_create(-1, NULL, &resource));
+    WANT(resource == NULL);
+    REFUSED(INVALID_DEVICE, "", cudamem_arena_create(1000, NULL, &resource));
+    REFUSED(INVALID_VALUE, "`resource` is null", cudamem_allocate(NULL, 1, 0, 0, NULL, &block));
+    WANT(block == NULL);
+    REFUSED(INVALID_VALUE, "`resource` is null", cudamem_deallocate(NULL, NULL, 1, 0, 0, NULL));
+    REFUSED(INVALID_VALUE, "`resource` is null", cudamem_limit_create(NULL, 1, &resource));
+    REFUSED(INVALID_VALUE, "`resource` is null", cudamem_trim(NULL, 0));
+    cudamem_pool_options_init(&options);
+    options.size = 3;
+    REFUSED(INVALID_VALUE, "`size` of the options", cudamem_pool_create(0, &options, &resource));
+    cudamem_pool_options_init(&options);
+    options.reuse = 8;
+    REFUSED(INVALID_VALUE, "`reuse` is 8", cudamem_pool_create(0, &options, &resource));
+    cudamem_resource_release(NULL);
+    WANT(cudamem_resource_retain(NULL) == NULL);
+    WANT(strcmp(cudamem_status_name(CUDAMEM_STATUS_OUT_OF_MEMORY), "out of memory") == 0);
+    WANT(strcmp(cudamem_status_name(-5), "unknown status") == 0);
+}
+
+/* The options of a later header are taken if they are the defaults, and refused if not. */
+static void options_grow(void) {
+    struct {
+        cudamem_arena_options known;
+        uint64_t later;
+    } options;
+    cudamem_resource *arena;
+    memset(&options, 0, sizeof options);
+    cudamem_arena_options_init(&options.known);
+    options.known.size = sizeof options;
+    OK(cudamem_arena_create(0, &options.known, &arena));
+    cudamem_resource_release(arena);
+    options.later = 1;
+    REFUSED(INVALID_VALUE, "does not know", cudamem_arena_create(0, &options.known, &arena));
+    cudamem_arena_options_init(&options.known);
+    options.known.slack = 0.5;
+    REFUSED(INVALID_VALUE, "", cudamem_arena_create(0, &options.known, &arena));
+    cudamem_arena_options_init(&options.known);
+    options.known.max_share = -1.0;
+    REFUSED(INVALID_VALUE, "", cudamem_arena_create(0, &options.known, &arena));
+}
+
+static void pools(void) {
+    cudamem_resource *pool, *other;
+    cudamem_pool_options options;
+    cudamem_pool_stats stats;
+    stream_t stream = new_stream();
+    void *block, *none;
+    cudamem_pool_options_init(&options);
+    options.release_threshold = 64 << 20;
+    OK(cudamem_pool_create(0, &options, &pool));
+    OK(cudamem_allocate(pool, 4000, 0, 0, stream, &block));
+    WANT(block != NULL && (uintptr_t)block % 256 == 0);
+    fill(block, 7, 1000, stream);
+    expect(block, 7, 1000, stream);
+    OK(cudamem_pool_read_stats(pool, &stats));
+    WANT(stats.used >= 4000 && stats.reserved >= stats.used && stats.used_high >= stats.used);
+    OK(cudamem_allocate(pool, 0, 0, -1, stream, &none));
+    WANT(none == NULL);
+    OK(cudamem_deallocate(pool, none, 0, 0, -1, stream));
+    REFUSED(INVALID_VALUE, "align", cudamem_allocate(pool, 1, 3, 0, stream, &none));
+    REFUSED(INVALID_VALUE, "align", cudamem_allocate(pool, 1, 4096, 0, stream, &none));
+    REFUSED(INVALID_VALUE, "only a checked resource", cudamem_deallocate(pool, block, 0, 0, 0, stream));
+    REFUSED(INVALID_VALUE, "another resource than an arena", cudamem_arena_reset_peak(pool));
+    OK(cudamem_deallocate(pool, block, 4000, 0, 0, stream));
+    DRIVER(stream_synchronize(stream));
+    OK(cudamem_trim(pool, 0));
+    OK(cudamem_pool_read_stats(pool, &stats));
+    WANT(stats.used == 0 && stats.reserved == 0);
+
+    /* The current pool of the device, and the default one afterwards. */
+    OK(cudamem_pool_make_current(pool));
+    OK(cudamem_pool_default(0, &other));
+    OK(cudamem_pool_make_current(other));
+    cudamem_resource_release(other);
+    OK(cudamem_limit_create(pool, 1 << 20, &other));
+    REFUSED(INVALID_VALUE, "another resource than a pool", cudamem_pool_make_current(other));
+    OK(cudamem_pool_read_stats(other, &stats));
+    cudamem_resource_release(other);
+    cudamem_resource_release(pool);
+    end_stream(stream);
+}
+
+static void arenas(void) {
+    enum { ROUNDS = 300, BLOCKS = 8 };
+    cudamem_resource *arena;
+    cudamem_arena_options options;
+    cudamem_arena_stats stats;
+    stream_t streams[2], fresh;
+    void *blocks[BLOCKS];
+    cudamem_arena_options_init(&options);
+    options.max_bytes = 1 << 30;
+    OK(cudamem_arena_create(0, &options, &arena));
+    streams[0] = new_stream();
+    streams[1] = new_stream();
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (unsigned at = 0; at < BLOCKS; at++) {
+            size_t words = 100 + 9000 * (size_t)((round + at) % 7);
+            stream_t stream = streams[(round + at) % 2];
+            OK(cudamem_allocate(arena, words * 4, 0, 0, stream, &blocks[at]));
+            fill(blocks[at], round * BLOCKS + at, words, stream);
+        }
+        for (unsigned at = 0; at < BLOCKS; at++) {
+            size_t words = 100 + 9000 * (size_t)((round + at) % 7);
+            unsigned own = (round + at) % 2;
+            if (round % 10 == 0) {
+                expect(blocks[at], round * BLOCKS + at, words, streams[own]);
+            }
+            if (at % 3 == 0) {
+                OK(cudamem_deallocate_after(arena, blocks[at], words * 4, 0, 0, streams[own], &streams[1 - own], 1));
+            } else {
+                OK(cudamem_deallocate(arena, blocks[at], words * 4, 0, 0, streams[own]));
+            }
+        }
+    }
+    REFUSED(INVALID_VALUE, "`others` is null", cudamem_deallocate_after(arena, NULL, 1, 0, 0, streams[0], NULL, 2));
+    OK(cudamem_deallocate_after(arena, NULL, 1, 0, 0, streams[0], NULL, 0));
+    REFUSED(OUT_OF_MEMORY, "", cudamem_allocate(arena, (size_t)2 << 30, 0, 0, streams[0], &blocks[0]));
+    WANT(blocks[0] == NULL);
+
+    /* Streams that come and go, some with the same handle. */
+    for (unsigned round = 0; round < 50; round++) {
+        fresh = new_stream();
+        OK(cudamem_allocate(arena, 1 << 16, 0, -1, fresh, &blocks[0]));
+        fill(blocks[0], round, 1 << 14, fresh);
+        expect(blocks[0], round, 1 << 14, fresh);
+        OK(cudamem_deallocate(arena, blocks[0], 1 << 16, 0, -1, fresh));
+        end_stream(fresh);
+    }
+
+    /* Default streams: null and 1 are the same. */
+    for (uintptr_t stream = 0; stream < 3; stream++) {
+        OK(cudamem_allocate(arena, 1000, 0, 0, (stream_t)stream, &blocks[0]));
+        fill(blocks[0], 3, 250, (stream_t)stream);
+        expect(blocks[0], 3, 250, (stream_t)stream);
+        OK(cudamem_deallocate(arena, blocks[0], 1000, 0, 0, (stream_t)stream));
+    }
+    DRIVER(stream_synchronize(streams[0]));
+    DRIVER(stream_synchronize(streams[1]));
+    OK(cudamem_arena_read_stats(arena, &stats));
+    WANT(stats.live == 0 && stats.live_blocks == 0 && stats.reserved_peak <= (uint64_t)1 << 30);
+    OK(cudamem_trim(arena, 0));
+    OK(cudamem_arena_reset_peak(arena));
+    OK(cudamem_arena_read_stats(arena, &stats));
+    WANT(stats.reserved_peak == stats.reserved);
+    REFUSED(INVALID_VALUE, "no pool", cudamem_pool_read_stats(arena, &(cudamem_pool_stats){0}));
+    end_stream(streams[0]);
+    end_stream(streams[1]);
+    cudamem_resource_release(arena);
+}
+
+static void adaptors(void) {
+    cudamem_resource *arena, *limited, *counted, *checked, *strict;
+    cudamem_statistics counts;
+    stream_t stream = new_stream(), other = new_stream();
+    void *block, *foreign, *none;
+    OK(cudamem_arena_create(0, NULL, &arena));
+    OK(cudamem_limit_create(arena, 1000, &limited));
+    OK(cudamem_statistics_create(limited, &counted));
+    OK(cudamem_checked_create(counted, 0, &checked));
+    OK(cudamem_checked_create(counted, 1, &strict));
+    /* Each keeps what it is over. */
+    cudamem_resource_release(limited);
+    WANT(cudamem_resource_retain(arena) == arena);
+    cudamem_resource_release(arena);
+
+    OK(cudamem_allocate(checked, 600, 0, 0, stream, &block));
+    REFUSED(OUT_OF_MEMORY, "600 B are allocated", cudamem_allocate(checked, 401, 0, 0, stream, &none));
+    OK(cudamem_allocate(arena, 600, 0, 0, stream, &foreign));
+    REFUSED(INVALID_VALUE, "comes from elsewhere", cudamem_deallocate(checked, foreign, 600, 0, 0, stream));
+    REFUSED(INVALID_VALUE, "comes from elsewhere", cudamem_deallocate(checked, foreign, 0, 0, 0, stream));
+    REFUSED(INVALID_VALUE, "allocated as 600 B", cudamem_deallocate(checked, block, 601, 0, 0, stream));
+    REFUSED(INVALID_VALUE, "lies in the block", cudamem_deallocate(checked, (char *)block + 256, 4, 0, 0, stream));
+    OK(cudamem_deallocate(checked, block, 600, 0, 0, stream));
+    REFUSED(INVALID_VALUE, "freed twice", cudamem_deallocate(checked, block, 600, 0, 0, stream));
+    OK(cudamem_allocate(checked, 300, 0, 0, stream, &block));
+    OK(cudamem_deallocate(checked, block, 0, 0, 0, stream));
+    OK(cudamem_allocate(strict, 300, 0, 0, stream, &block));
+    REFUSED(INVALID_VALUE, "its own stream", cudamem_deallocate(strict, block, 300, 0, 0, other));
+    OK(cudamem_deallocate_after(strict, block, 300, 0, 0, stream, &other, 1));
+    OK(cudamem_deallocate(arena, foreign, 600, 0, 0, stream));
+
+    OK(cudamem_statistics_read(counted, &counts));
+    WANT(counts.bytes == 0 && counts.allocations == 0 && counts.bytes_peak == 600);
+    WANT(counts.bytes_total == 1200 && counts.allocations_total == 3 && counts.allocations_peak == 1);
+    REFUSED(INVALID_VALUE, "cudamem_statistics_create", cudamem_statistics_read(arena, &counts));
+    DRIVER(stream_synchronize(stream));
+    DRIVER(stream_synchronize(other));
+    cudamem_resource_release(checked);
+    cudamem_resource_release(strict);
+    cudamem_resource_release(counted);
+    cudamem_resource_release(arena);
+    end_stream(stream);
+    end_stream(other);
+}
+
+static void *work(void *arena) {
+    stream_t stream;
+    void *block;
+    DRIVER(set_current(context));
+    stream = new_stream();
+    for (unsigned round = 0; round < 500; round++) {
+        size_t words = 64 + round * 16;
+        /* Its own stream, and all threads' one. */
+        stream_t used = round % 5 == 0 ? NULL : stream;
+        OK(cudamem_allocate(arena, words * 4, 0, 0, used, &block));
+        fill(block, round, words, used);
+        if (round % 50 == 0) {
+            expect(block, round, words, used);
+        }
+        OK(cudamem_deallocate(arena, block, words * 4, 0, 0, used));
+    }
+    DRIVER(stream_synchronize(stream));
+    WANT(strcmp(cudamem_last_error_message(), "") == 0);
+    REFUSED(INVALID_VALUE, "`count` is null", cudamem_device_count(NULL));
+    end_stream(stream);
+    return NULL;
+}
+
+static void threads(void) {
+    pthread_t all[4];
+    cudamem_resource *arena;
+    cudamem_arena_stats stats;
+    OK(cudamem_arena_create(0, NULL, &arena));
+    for (int at = 0; at < 4; at++) {
+        want(pthread_create(&all[at], NULL, work, arena) == 0, "a thread", __LINE__);
+    }
+    for (int at = 0; at < 4; at++) {
+        want(pthread_join(all[at], NULL) == 0, "its end", __LINE__);
+    }
+    DRIVER(stream_synchronize(NULL));
+    OK(cudamem_arena_read_stats(arena, &stats));
+    WANT(stats.live == 0);
+    cudamem_resource_release(arena);
+}
+
+/* What only the simulated driver has: failures on demand, and reports of wrong order. */
+static void faults(void) {
+    uint64_t (*fail)(const char *, uint64_t, uint32_t);
+    void (*clear)(void);
+    uint64_t (*reports)(void);
+    size_t (*report)(uint64_t, char *, size_t);
+    cudamem_resource *pool, *arena;
+    stream_t stream;
+    void *block;
+    char text[500];
+    if (dlsym(driver, "simcuda_fail") == NULL) {
+        return;
+    }
+    find(&fail, "simcuda_fail");
+    find(&clear, "simcuda_fail_clear");
+    find(&reports, "simcuda_reports");
+    find(&report, "simcuda_report");
+    stream = new_stream();
+    OK(cudamem_pool_create(0, NULL, &pool));
+    OK(cudamem_arena_create(0, NULL, &arena));
+    WANT(fail("cuMemAllocFromPoolAsync", 1, 2) != 0);
+    REFUSED(OUT_OF_MEMORY, "", cudamem_allocate(pool, 1000, 0, 0, stream, &block));
+    WANT(block == NULL && cudamem_last_error_driver_code() == 2);
+    WANT(fail("cuMemAllocFromPoolAsync", 1, 999) != 0);
+    REFUSED(OTHER, "", cudamem_allocate(pool, 1000, 0, 0, stream, &block));
+    WANT(cudamem_last_error_driver_code() == 999);
+    /* An arena asks again for less, and once unused memory is given back. */
+    for (uint64_t nth = 1; nth <= 20; nth++) {
+        WANT(fail("cuMemCreate", nth, 2) != 0);
+    }
+    REFUSED(OUT_OF_MEMORY, "", cudamem_allocate(arena, 1000, 0, 0, stream, &block));
+    WANT(block == NULL && cudamem_last_error_driver_code() == 2);
+    clear();
+    OK(cudamem_allocate(arena, 1000, 0, 0, stream, &block));
+    OK(cudamem_deallocate(arena, block, 1000, 0, 0, stream));
+    OK(cudamem_allocate(pool, 1000, 0, 0, stream, &block));
+    WANT(fail("cuMemFreeAsync", 1, 1) != 0);
+    WANT(cudamem_deallocate(pool, block, 1000, 0, 0, stream) == CUDAMEM_STATUS_INVALID_VALUE);
+    DRIVER(stream_synchronize(stream));
+    cudamem_resource_release(arena);
+    cudamem_resource_release(pool);
+    end_stream(stream);
+    if (report(0, text, sizeof text) > 0) {
+        fprintf(stderr, "the sanitizer reports: %s\n", text);
+    }
+    WANT(reports() == 0);
+}
+
+int main(void) {
+    int count = 0, version = 0;
+    uint64_t free_bytes, total;
+    mistakes();
+    start();
+    OK(cudamem_device_count(&count));
+    OK(cudamem_driver_version(&version));
+    OK(cudamem_device_memory(0, &free_bytes, &total));
+    WANT(count > 0 && version >= 11020 && free_bytes <= total && total > 0);
+    OK(cudamem_device_memory(0, NULL, NULL));
+    options_grow();
+    pools();
+    arenas();
+    adaptors();
+    threads();
+    faults();
+    puts("done");
+    return 0;
+}
