@@ -241,3 +241,49 @@ impl SizeClasses {
         std::iter::successors(block(self.links[place.number()].after), next)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::header::{Header, State};
+    use super::super::last_use::LastUse;
+    use super::*;
+
+    #[test]
+    fn nothing_is_above_the_largest_size() {
+        let last = ClassIndex {
+            class: CLASSES - 1,
+            list: LISTS as u32 - 1,
+        };
+        let mut filled = Filled::default();
+        filled.set(last);
+        assert!(filled.above(last).is_none());
+        let largest = place(u32::MAX);
+        assert_eq!((largest.class, largest.list), (last.class, 0));
+        assert!(filled.above(largest).is_some_and(|found| found.list == last.list));
+    }
+
+    #[test]
+    fn above_goes_on_in_the_next_class() {
+        let mut filled = Filled::default();
+        let end = ClassIndex {
+            class: 3,
+            list: LISTS as u32 - 1,
+        };
+        filled.set(end);
+        filled.set(ClassIndex { class: 4, list: 0 });
+        let next = filled.above(end).map(|found| (found.class, found.list));
+        assert_eq!(next, Some((4, 0)));
+    }
+
+    #[test]
+    fn the_bookkeeping_counts_its_memory() {
+        let (mut headers, mut classes) = (Headers::default(), SizeClasses::default());
+        let empty = classes.bytes();
+        assert!(empty >= ALL * size_of::<Link>());
+        for start in 0..10_000 {
+            let id = headers.add(Header::new(start * 8, 8, State::Free, LastUse::FREE));
+            classes.insert(&headers, id);
+        }
+        assert!(classes.bytes() >= empty + 10_000 * size_of::<Link>());
+    }
+}

@@ -76,3 +76,16 @@ fn regular_starts_are_spread_over_the_chains() {
         assert!(longest <= Some(8), "{distance}: {longest:?}");
     }
 }
+
+#[test]
+fn it_grows_when_there_are_more_blocks_than_chains() {
+    let (mut headers, mut index) = (Headers::default(), Index::default());
+    let mut sizes = Vec::new();
+    for start in 0..129 {
+        let id = headers.add(Header::new(start, 1, State::Used, LastUse::FREE));
+        index.insert(&mut headers, id);
+        sizes.push(index.bytes() / size_of::<Id>());
+    }
+    let expected = [vec![64; 64], vec![128; 64], vec![256; 1]].concat();
+    assert_eq!(sizes, expected);
+}
