@@ -259,7 +259,11 @@ mod tests {
         assert!(filled.above(last).is_none());
         let largest = place(u32::MAX);
         assert_eq!((largest.class, largest.list), (last.class, 0));
-        assert!(filled.above(largest).is_some_and(|found| found.list == last.list));
+        assert!(
+            filled
+                .above(largest)
+                .is_some_and(|found| found.list == last.list)
+        );
     }
 
     #[test]
