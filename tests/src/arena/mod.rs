@@ -1,6 +1,7 @@
 //! The arena: random programs of several streams and threads whose every block is checked, and what a
 //! user can count on, step by step.
 
+mod adapted;
 mod background;
 mod capture_pool;
 mod captures;

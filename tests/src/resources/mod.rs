@@ -21,4 +21,5 @@ mod subjects;
 mod waiting;
 mod words;
 
+pub(crate) use subjects::ADAPTORS;
 pub use subjects::{Subject, subjects};

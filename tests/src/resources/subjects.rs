@@ -50,7 +50,7 @@ impl fmt::Debug for Subject {
 
 type AnyMake = dyn Fn(&Environment) -> Result<Resource>;
 type Make = fn(&Environment) -> Result<Resource>;
-type Adapt = fn(Resource) -> Result<Resource>;
+pub(crate) type Adapt = fn(Resource) -> Result<Resource>;
 
 /// Larger than what the driver does by itself.
 const ALIGNMENT: usize = 4096;
@@ -88,7 +88,8 @@ const PLAIN: [(&str, Make); 9] = [
     }),
 ];
 
-const ADAPTORS: [(&str, Adapt); 10] = [
+/// Every adaptor, with what it puts over a resource.
+pub(crate) const ADAPTORS: [(&str, Adapt); 10] = [
     ("limit", |upstream| {
         Ok(Resource::new(LimitAdaptor::new(upstream, 1 << 40)))
     }),

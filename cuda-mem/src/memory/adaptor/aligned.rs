@@ -6,7 +6,7 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::from_upstream;
+use super::{free_through_self, from_upstream};
 use crate::base::error::{Error, Result, took_effect};
 use crate::base::table::Shards;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT};
@@ -101,6 +101,31 @@ impl<U: fmt::Debug> fmt::Debug for AlignedAdaptor<U> {
     }
 }
 
+impl<U: MemoryResource> AlignedAdaptor<U> {
+    #[inline]
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        _stream: &Stream,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
+    ) -> Result<()> {
+        let alignment = self.alignment_of(layout);
+        if alignment <= RESOURCE_ALIGNMENT || address == 0 {
+            return upstream(address, layout);
+        }
+        let layout = enlarged(layout, alignment)?;
+        // Before upstream has it: from then on another thread may get the same address.
+        let moved = self.moved.remove(address);
+        let theirs = moved.unwrap_or(address);
+        let freed = upstream(theirs, layout);
+        if moved.is_some() && !took_effect(&freed) {
+            self.moved.insert(address, theirs);
+        }
+        freed
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there; what is handed out is inside it.
 unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
     #[inline]
@@ -120,29 +145,7 @@ unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
         Ok(aligned)
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        let alignment = self.alignment_of(layout);
-        if alignment <= RESOURCE_ALIGNMENT || address == 0 {
-            // SAFETY: the caller's.
-            return unsafe { self.upstream.deallocate(address, layout, stream) };
-        }
-        let layout = enlarged(layout, alignment)?;
-        // Before upstream has it: from then on another thread may get the same address.
-        let moved = self.moved.remove(address);
-        let theirs = moved.unwrap_or(address);
-        // SAFETY: upstream handed out this address for this layout; the rest is the caller's.
-        let freed = unsafe { self.upstream.deallocate(theirs, layout, stream) };
-        if moved.is_some() && !took_effect(&freed) {
-            self.moved.insert(address, theirs);
-        }
-        freed
-    }
+    free_through_self!();
 
     from_upstream!();
 }

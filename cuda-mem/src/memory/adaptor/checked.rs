@@ -6,7 +6,7 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{debug_over, from_upstream};
+use super::{debug_over, free_through_self, from_upstream};
 use crate::base::error::{Bytes, Error, Result, took_effect};
 use crate::base::lock::SpinLock;
 use crate::base::report;
@@ -131,15 +131,15 @@ impl<U: MemoryResource> CheckedAdaptor<U> {
         address: CUdeviceptr,
         layout: Layout,
         stream: &Stream,
-        free: impl FnOnce() -> Result<()>,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
     ) -> Result<()> {
         // In a fork there are no tables, and upstream knows what to do.
         if address == 0 || report::is_forked() {
-            return free();
+            return upstream(address, layout);
         }
         // Before upstream has it: from then on another thread may get the same address.
         let block = self.take(address, layout, stream)?;
-        let freed = free();
+        let freed = upstream(address, layout);
         if took_effect(&freed) {
             self.remember(address);
         } else {
@@ -225,34 +225,6 @@ unsafe impl<U: MemoryResource> MemoryResource for CheckedAdaptor<U> {
         Ok(address)
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        self.free(address, layout, stream, || {
-            // SAFETY: the caller's.
-            unsafe { self.upstream.deallocate(address, layout, stream) }
-        })
-    }
-
-    unsafe fn deallocate_after(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-        others: &[&Stream],
-    ) -> Result<()> {
-        self.free(address, layout, stream, || {
-            // SAFETY: the caller's.
-            unsafe {
-                self.upstream
-                    .deallocate_after(address, layout, stream, others)
-            }
-        })
-    }
-
+    free_through_self!();
     from_upstream!();
 }

@@ -15,8 +15,8 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::from_upstream;
 use super::may_wait::refuse_waiting;
+use super::{free_through_self, from_upstream};
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
@@ -282,6 +282,34 @@ impl Drop for Calling {
     }
 }
 
+impl<U: MemoryResource> LimitAdaptor<U> {
+    /// Never blocks on other requests. Waiting requests get the bytes as soon as upstream has freed them.
+    #[inline]
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        _stream: &Stream,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
+    ) -> Result<()> {
+        // Given back only when upstream has the memory, and if upstream panics.
+        let taken = Taken(&self.budget, layout.size() as u64);
+        let waits = self.wait.as_ref();
+        // Before upstream has it: from then on another thread may get the same address.
+        let holding = waits.and_then(|wait| wait.holders.remove(address));
+        let calling = self.calling();
+        let freed = upstream(address, layout);
+        drop(calling);
+        if !took_effect(&freed) {
+            if let Some(wait) = waits {
+                wait.holders.restore(address, holding);
+            }
+            std::mem::forget(taken);
+        }
+        freed
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there.
 unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
     /// # Errors
@@ -305,31 +333,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         Ok(address)
     }
 
-    /// Never blocks on other requests. Waiting requests get the bytes as soon as upstream has freed them.
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // Given back only when upstream has the memory, and if upstream panics.
-        let taken = Taken(&self.budget, layout.size() as u64);
-        let waits = self.wait.as_ref();
-        // Before upstream has it: from then on another thread may get the same address.
-        let holding = waits.and_then(|wait| wait.holders.remove(address));
-        let calling = self.calling();
-        // SAFETY: the caller's.
-        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        drop(calling);
-        if !took_effect(&freed) {
-            if let Some(wait) = waits {
-                wait.holders.restore(address, holding);
-            }
-            std::mem::forget(taken);
-        }
-        freed
-    }
+    free_through_self!();
 
     from_upstream!();
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{from_upstream, thread};
+use super::{free_through_self, from_upstream, thread};
 use crate::base::error::{Error, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
@@ -253,6 +253,31 @@ fn record(action: Action, address: CUdeviceptr, layout: Layout, stream: &Stream)
     }
 }
 
+impl<U: MemoryResource> LoggingAdaptor<U> {
+    #[inline]
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
+    ) -> Result<()> {
+        // Noted before upstream has it: from then on another thread may get, and log, the same address.
+        let record = record(Action::Free, address, layout, stream);
+        self.note(record);
+        let freed = upstream(address, layout);
+        if !took_effect(&freed) {
+            // It is still allocated, so the log records it as allocated again, for tools that replay it.
+            let again = Record {
+                action: Action::Allocate,
+                ..record
+            };
+            self.note(again);
+        }
+        freed
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there.
 unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
     #[inline]
@@ -266,28 +291,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
         allocated
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // Noted before upstream has it: from then on another thread may get, and log, the same address.
-        let record = record(Action::Free, address, layout, stream);
-        self.note(record);
-        // SAFETY: the caller's.
-        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if !took_effect(&freed) {
-            // It is still allocated, so the log records it as allocated again, for tools that replay it.
-            let again = Record {
-                action: Action::Allocate,
-                ..record
-            };
-            self.note(again);
-        }
-        freed
-    }
+    free_through_self!();
 
     from_upstream!();
 }

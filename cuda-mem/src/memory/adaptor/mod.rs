@@ -38,6 +38,43 @@ pub use recovery_policy::RecoveryPolicy;
 pub use statistics::{Counter, Statistics, StatisticsAdaptor, StatisticsScope};
 pub use tracking::{LiveAllocation, TrackingAdaptor};
 
+/// Both ways to free memory, through a method `free(address, layout, stream, upstream)` of the adaptor: `upstream` frees
+/// what it is given, so that upstream can do its best with memory that several streams used.
+macro_rules! free_through_self {
+    () => {
+        #[inline]
+        unsafe fn deallocate(
+            &self,
+            address: ::cuda_driver_sys::CUdeviceptr,
+            layout: ::std::alloc::Layout,
+            stream: &$crate::stream::Stream,
+        ) -> $crate::base::error::Result<()> {
+            self.free(address, layout, stream, |address, layout| {
+                // SAFETY: the caller keeps the contract of this function, which is upstream's; the adaptor passes what it
+                // got from upstream for this memory.
+                unsafe { self.upstream.deallocate(address, layout, stream) }
+            })
+        }
+
+        unsafe fn deallocate_after(
+            &self,
+            address: ::cuda_driver_sys::CUdeviceptr,
+            layout: ::std::alloc::Layout,
+            stream: &$crate::stream::Stream,
+            others: &[&$crate::stream::Stream],
+        ) -> $crate::base::error::Result<()> {
+            self.free(address, layout, stream, |address, layout| {
+                // SAFETY: as for `deallocate`.
+                unsafe {
+                    self.upstream
+                        .deallocate_after(address, layout, stream, others)
+                }
+            })
+        }
+    };
+}
+use free_through_self;
+
 /// Frees memory to upstream and does nothing else.
 macro_rules! free_upstream {
     () => {
@@ -50,6 +87,20 @@ macro_rules! free_upstream {
         ) -> $crate::base::error::Result<()> {
             // SAFETY: the caller keeps the contract of this function, which is upstream's.
             unsafe { self.upstream.deallocate(address, layout, stream) }
+        }
+
+        unsafe fn deallocate_after(
+            &self,
+            address: ::cuda_driver_sys::CUdeviceptr,
+            layout: ::std::alloc::Layout,
+            stream: &$crate::stream::Stream,
+            others: &[&$crate::stream::Stream],
+        ) -> $crate::base::error::Result<()> {
+            // SAFETY: as for `deallocate`.
+            unsafe {
+                self.upstream
+                    .deallocate_after(address, layout, stream, others)
+            }
         }
     };
 }

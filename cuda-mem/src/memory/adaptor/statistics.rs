@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::from_upstream;
+use super::{free_through_self, from_upstream};
 use crate::base::error::{Bytes, Result, took_effect};
 use crate::base::lock::UsualThreadLock;
 use crate::memory::resource::MemoryResource;
@@ -272,6 +272,28 @@ thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 }
 
+impl<U: MemoryResource> StatisticsAdaptor<U> {
+    #[inline]
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        _stream: &Stream,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
+    ) -> Result<()> {
+        let bytes = layout.size() as u64;
+        // Before upstream has it: from then on another thread may get the same bytes and count them.
+        if address != 0 {
+            self.count(|counts| counts.take(bytes));
+        }
+        let freed = upstream(address, layout);
+        if address != 0 && !took_effect(&freed) {
+            self.count(|counts| counts.restore(bytes));
+        }
+        freed
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there.
 unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
     #[inline]
@@ -284,25 +306,7 @@ unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
         Ok(address)
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        let bytes = layout.size() as u64;
-        // Before upstream has it: from then on another thread may get the same bytes and count them.
-        if address != 0 {
-            self.count(|counts| counts.take(bytes));
-        }
-        // SAFETY: the caller's.
-        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if address != 0 && !took_effect(&freed) {
-            self.count(|counts| counts.restore(bytes));
-        }
-        freed
-    }
+    free_through_self!();
 
     from_upstream!();
 }

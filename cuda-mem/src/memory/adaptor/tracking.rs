@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{from_upstream, thread};
+use super::{free_through_self, from_upstream, thread};
 use crate::base::error::{Bytes, Result, took_effect};
 use crate::base::origin;
 use crate::base::table::Shards;
@@ -157,6 +157,35 @@ impl<U: fmt::Debug> fmt::Debug for TrackingAdaptor<U> {
     }
 }
 
+impl<U: MemoryResource> TrackingAdaptor<U> {
+    #[inline]
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        _stream: &Stream,
+        upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
+    ) -> Result<()> {
+        // Before upstream has it: from then on another thread may get the same address.
+        let record = self.live.remove(address);
+        let backtraces = self.backtraces.as_ref();
+        let backtrace = backtraces.and_then(|backtraces| backtraces.remove(address));
+        if record.is_none() && address != 0 {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+        }
+        let freed = upstream(address, layout);
+        if let Some(record) = record
+            && !took_effect(&freed)
+        {
+            self.live.insert(address, record);
+            if let (Some(backtraces), Some(backtrace)) = (backtraces, backtrace) {
+                backtraces.insert(address, backtrace);
+            }
+        }
+        freed
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there.
 unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
     #[inline]
@@ -177,32 +206,7 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
         Ok(address)
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // Before upstream has it: from then on another thread may get the same address.
-        let record = self.live.remove(address);
-        let backtraces = self.backtraces.as_ref();
-        let backtrace = backtraces.and_then(|backtraces| backtraces.remove(address));
-        if record.is_none() && address != 0 {
-            self.unknown.fetch_add(1, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's.
-        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if let Some(record) = record
-            && !took_effect(&freed)
-        {
-            self.live.insert(address, record);
-            if let (Some(backtraces), Some(backtrace)) = (backtraces, backtrace) {
-                backtraces.insert(address, backtrace);
-            }
-        }
-        freed
-    }
+    free_through_self!();
 
     from_upstream!();
 }
