@@ -119,6 +119,8 @@ typedef struct {
    complete, 4 by waits that the driver adds; the sum of these; 0 for the default, which is all of them.
    */
   uint32_t reuse;
+  /* 0. */
+  uint32_t reserved;
 } cudamem_pool_options;
 
 /* What a pool has, in bytes, as the driver counts it. */
@@ -165,20 +167,21 @@ cudamem_status cudamem_checked_create(cudamem_resource *upstream,
                                       cudamem_resource **resource);
 
 /*
- The counts of a resource from cudamem_statistics_create.
+ The counts of a resource from cudamem_statistics_create. size is sizeof(cudamem_statistics).
 
  CUDAMEM_STATUS_INVALID_VALUE for another resource.
 
- The caller guarantees: resource is null or not released; statistics is null or valid for a write.
+ The caller guarantees: resource is null or not released; statistics is null or valid for writes of size bytes.
  */
-cudamem_status cudamem_statistics_read(cudamem_resource *resource, cudamem_statistics *statistics);
+cudamem_status cudamem_statistics_read(cudamem_resource *resource, cudamem_statistics *statistics, size_t size);
 
 /*
- Fills in the defaults; null is ignored.
+ Fills in the defaults. size is sizeof(cudamem_arena_options). Null is ignored, and so is a wrong size: creating the
+ arena then refuses the options.
 
- The caller guarantees: options is null or valid for a write.
+ The caller guarantees: options is null or valid for writes of size bytes.
  */
-void cudamem_arena_options_init(cudamem_arena_options *options);
+void cudamem_arena_options_init(cudamem_arena_options *options, size_t size);
 
 /*
  Creates an arena of a device's memory: a sub-allocator that answers most requests without a driver call. options
@@ -200,13 +203,15 @@ cudamem_status cudamem_arena_create_over(cudamem_resource *upstream,
                                          cudamem_resource **arena);
 
 /*
- What an arena has now. Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
+ What an arena has now. size is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
 
  CUDAMEM_STATUS_INVALID_VALUE for a resource that is no arena.
 
- The caller guarantees: arena is null or not released; stats is null or valid for a write.
+ The caller guarantees: arena is null or not released; stats is null or valid for writes of size bytes.
  */
-cudamem_status cudamem_arena_read_stats(cudamem_resource *arena, cudamem_arena_stats *stats);
+cudamem_status cudamem_arena_read_stats(cudamem_resource *arena,
+                                        cudamem_arena_stats *stats,
+                                        size_t size);
 
 /*
  Sets reserved_peak to what is held now.
@@ -244,11 +249,13 @@ cudamem_status cudamem_driver_version(int *version);
 cudamem_status cudamem_device_memory(int device, uint64_t *free, uint64_t *total);
 
 /*
- Fills in the defaults; null is ignored.
+ Fills in the defaults. size is sizeof(cudamem_pool_options). Null is ignored, and so is a wrong size: creating the pool
+ then refuses the options.
 
- The caller guarantees: options is null or valid for a write.
+ The caller guarantees: options is null or valid for writes of size bytes.
  */
-void cudamem_pool_options_init(cudamem_pool_options *options);
+void cudamem_pool_options_init(cudamem_pool_options *options,
+                               size_t size);
 
 /*
  Creates a pool of a device's memory. options may be null for the defaults.
@@ -277,13 +284,13 @@ cudamem_status cudamem_pool_default(int device, cudamem_resource **pool);
 cudamem_status cudamem_pool_make_current(cudamem_resource *pool);
 
 /*
- What a pool has now.
+ What a pool has now. size is sizeof(cudamem_pool_stats).
 
- CUDAMEM_STATUS_INVALID_VALUE for a resource that is no pool, and is not over one.
+ CUDAMEM_STATUS_INVALID_VALUE for a resource that takes its memory from no pool.
 
- The caller guarantees: pool is null or not released; stats is null or valid for a write.
+ The caller guarantees: pool is null or not released; stats is null or valid for writes of size bytes.
  */
-cudamem_status cudamem_pool_read_stats(cudamem_resource *pool, cudamem_pool_stats *stats);
+cudamem_status cudamem_pool_read_stats(cudamem_resource *pool, cudamem_pool_stats *stats, size_t size);
 
 /*
  Adds a reference. Returns the resource; null is ignored.
@@ -365,26 +372,35 @@ cudamem_status cudamem_trim(cudamem_resource *resource, uint64_t keep);
 
 /*
  The text of the last error of the calling thread: what was asked, what was there, and what to do. An empty string if
- there was none. Valid until this thread's next call that fails; never null.
+ there was none; never null. Valid until this thread's next call that fails, and until the thread ends: take it in a
+ statement after the call, and copy it to keep it.
  */
 const char *cudamem_last_error_message(void);
 
 /* The driver's code (a CUresult) of the last error of the calling thread; 0 if the driver was not the reason. */
 int cudamem_last_error_driver_code(void);
 
+/*
+ 1 if the call of the last error changed nothing: memory that it should have deallocated is still allocated, and can
+ be deallocated again. 0 if that memory counts as lost, or if there was no error.
+ */
+int cudamem_last_error_had_no_effect(void);
+
 /* A short phrase for a status, such as "out of memory". Any number is allowed; never null. */
 const char *cudamem_status_name(int status);
 
 /*
- Forgets a stream that is about to be destroyed. Call it before, and before another stream can get the same handle:
- memory that was freed on it would be taken for the new stream's. Default streams, and streams that this library has
- not seen, are ignored. Does not wait.
+ Forgets a stream that is about to be destroyed. Call it before you destroy the stream: another one may get the same
+ handle, and memory that was freed on the old one would be taken for the new one's. Deallocate before what was allocated
+ on the stream if a resource checks streams; other memory may be deallocated on another stream later. Default streams,
+ and streams that this library has not seen, are ignored.
 
- CUDAMEM_STATUS_INVALID_DEVICE or _INVALID_VALUE if there is no such device.
+ CUDAMEM_STATUS_INVALID_VALUE for a negative device.
 
- The caller guarantees: No other thread uses the stream during this call.
+ The caller guarantees: device is the one that the stream was used with; no other thread uses the stream during this call.
  */
-cudamem_status cudamem_stream_detach(int device, struct CUstream_st *stream);
+cudamem_status cudamem_stream_detach(int device,
+                                     struct CUstream_st *stream);
 
 #ifdef __cplusplus
 }  // extern "C"

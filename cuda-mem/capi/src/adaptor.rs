@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_mem::memory::{CheckedAdaptor, LimitAdaptor, StatisticsAdaptor};
 
 use crate::resource::{Resource, Source};
-use crate::status::{Status, answer, invalid, write};
+use crate::status::{Plain, Status, answer, invalid, write, write_struct};
 
 /// Bytes and allocations that went through a resource.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +25,13 @@ pub struct Statistics {
     pub allocations_total: u64,
 }
 
+// SAFETY: numbers of one size.
+unsafe impl Plain for Statistics {
+    const FIRST_SIZE: usize = 48;
+}
+
+const _: () = assert!(size_of::<Statistics>() == 48);
+
 /// Creates a resource that allocates at most `limit` bytes of `upstream` at a time. Beyond it a request is
 /// CUDAMEM_STATUS_OUT_OF_MEMORY, and upstream is not asked.
 ///
@@ -38,10 +45,12 @@ pub unsafe extern "C" fn cudamem_limit_create(
     resource: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
-        let upstream = unsafe { Resource::of(upstream) }?.resource.clone();
+        // SAFETY: promised by the caller, in the words of the section above.
+        let upstream = unsafe { Resource::of(upstream, "upstream") }?
+            .resource
+            .clone();
         let made = cuda_mem::Resource::new(LimitAdaptor::new(upstream, limit));
         let made = Resource::give(made, Source::Limit);
         // SAFETY: as above.
@@ -60,10 +69,12 @@ pub unsafe extern "C" fn cudamem_statistics_create(
     resource: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
-        let upstream = unsafe { Resource::of(upstream) }?.resource.clone();
+        // SAFETY: promised by the caller, in the words of the section above.
+        let upstream = unsafe { Resource::of(upstream, "upstream") }?
+            .resource
+            .clone();
         let made = Arc::new(StatisticsAdaptor::new(upstream));
         let source = Source::Statistics(Arc::clone(&made));
         let made = Resource::give(cuda_mem::Resource::from(made), source);
@@ -87,10 +98,12 @@ pub unsafe extern "C" fn cudamem_checked_create(
     resource: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
-        let upstream = unsafe { Resource::of(upstream) }?.resource.clone();
+        // SAFETY: promised by the caller, in the words of the section above.
+        let upstream = unsafe { Resource::of(upstream, "upstream") }?
+            .resource
+            .clone();
         let made = CheckedAdaptor::new(upstream);
         let made = if check_streams == 0 {
             made
@@ -105,21 +118,23 @@ pub unsafe extern "C" fn cudamem_checked_create(
     })
 }
 
-/// The counts of a resource from `cudamem_statistics_create`.
+/// The counts of a resource from `cudamem_statistics_create`. `size` is sizeof(cudamem_statistics).
 ///
 /// CUDAMEM_STATUS_INVALID_VALUE for another resource.
 ///
 /// # Safety
 ///
-/// `resource` is null or not released; `statistics` is null or valid for a write.
+/// `resource` is null or not released; `statistics` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_statistics_read(
     resource: *mut Resource,
     statistics: *mut Statistics,
+    size: usize,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let Source::Statistics(counting) = &unsafe { Resource::of(resource) }?.source else {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let Source::Statistics(counting) = &unsafe { Resource::of(resource, "resource") }?.source
+        else {
             return Err(invalid("`resource` is not from cudamem_statistics_create"));
         };
         let found = counting.statistics();
@@ -131,7 +146,7 @@ pub unsafe extern "C" fn cudamem_statistics_read(
             allocations_peak: found.allocations.peak,
             allocations_total: found.allocations.total,
         };
-        // SAFETY: the caller's.
-        unsafe { write(statistics, "statistics", found) }
+        // SAFETY: the caller's promise.
+        unsafe { write_struct(statistics, "statistics", size, &found) }
     })
 }

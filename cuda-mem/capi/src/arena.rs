@@ -7,7 +7,7 @@ use cuda_mem::{Arena, Driver, Error};
 
 use crate::pool::{options, reuse, threshold};
 use crate::resource::{Resource, Source};
-use crate::status::{Status, answer, invalid, write};
+use crate::status::{Plain, Status, answer, invalid, write, write_struct};
 use crate::stream::ordinal;
 
 /// Settings of a new arena. `cudamem_arena_options_init` fills in the defaults.
@@ -47,17 +47,32 @@ impl Default for ArenaOptions {
     }
 }
 
-/// Fills in the defaults; null is ignored.
+// SAFETY: numbers, the last two of which fill a word.
+unsafe impl Plain for ArenaOptions {
+    const FIRST_SIZE: usize = 56;
+}
+
+// SAFETY: numbers of one size.
+unsafe impl Plain for ArenaStats {
+    const FIRST_SIZE: usize = 64;
+}
+
+const _: () = assert!(size_of::<ArenaOptions>() == 56 && size_of::<ArenaStats>() == 64);
+
+/// Fills in the defaults. `size` is sizeof(cudamem_arena_options). Null is ignored, and so is a wrong size: creating the
+/// arena then refuses the options.
 ///
 /// # Safety
 ///
-/// `options` is null or valid for a write.
+/// `options` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudamem_arena_options_init(options: *mut ArenaOptions) {
-    if !options.is_null() {
-        // SAFETY: not null, so valid by the contract of this function.
-        unsafe { options.write(ArenaOptions::default()) };
-    }
+pub unsafe extern "C" fn cudamem_arena_options_init(options: *mut ArenaOptions, size: usize) {
+    let defaults = ArenaOptions {
+        size,
+        ..ArenaOptions::default()
+    };
+    // SAFETY: the caller's promise.
+    let _ = unsafe { write_struct(options, "options", size, &defaults) };
 }
 
 /// What an arena has, in bytes unless stated otherwise.
@@ -118,9 +133,9 @@ pub unsafe extern "C" fn cudamem_arena_create(
     arena: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
         let made = configure(Arena::builder(&device), &options)?;
@@ -142,10 +157,10 @@ pub unsafe extern "C" fn cudamem_arena_create_over(
     arena: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
-        let (upstream, options) = (unsafe { Resource::of(upstream) }?, unsafe {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let (upstream, options) = (unsafe { Resource::of(upstream, "upstream") }?, unsafe {
             self::options(options)
         }?);
         let made = configure(Arena::builder_over(upstream.resource.clone()), &options)?;
@@ -162,21 +177,22 @@ fn arena_of(resource: &Resource) -> Result<&Arena, Error> {
     }
 }
 
-/// What an arena has now. Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
+/// What an arena has now. `size` is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
 ///
 /// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no arena.
 ///
 /// # Safety
 ///
-/// `arena` is null or not released; `stats` is null or valid for a write.
+/// `arena` is null or not released; `stats` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_arena_read_stats(
     arena: *mut Resource,
     stats: *mut ArenaStats,
+    size: usize,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let found = arena_of(unsafe { Resource::of(arena) }?)?.stats();
+        // SAFETY: promised by the caller, in the words of the section above.
+        let found = arena_of(unsafe { Resource::of(arena, "arena") }?)?.stats();
         let found = ArenaStats {
             reserved: found.reserved,
             reserved_peak: found.reserved_peak,
@@ -187,8 +203,8 @@ pub unsafe extern "C" fn cudamem_arena_read_stats(
             driver_calls: found.driver_calls,
             streams: found.streams,
         };
-        // SAFETY: the caller's.
-        unsafe { write(stats, "stats", found) }
+        // SAFETY: the caller's promise.
+        unsafe { write_struct(stats, "stats", size, &found) }
     })
 }
 
@@ -200,8 +216,8 @@ pub unsafe extern "C" fn cudamem_arena_read_stats(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_arena_reset_peak(arena: *mut Resource) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        arena_of(unsafe { Resource::of(arena) }?)?.reset_peak();
+        // SAFETY: promised by the caller, in the words of the section above.
+        arena_of(unsafe { Resource::of(arena, "arena") }?)?.reset_peak();
         Ok(())
     })
 }

@@ -19,7 +19,7 @@ pub unsafe extern "C" fn cudamem_device_count(count: *mut c_int) -> Status {
     answer(|| {
         let found = Driver::load()?.device_count()?;
         let found = c_int::try_from(found).map_err(|_| invalid("too many devices"))?;
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(count, "count", found) }
     })
 }
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn cudamem_driver_version(version: *mut c_int) -> Status {
         let found = Driver::load()?.version();
         let found = 1000 * found.major() + 10 * found.minor();
         let found = c_int::try_from(found).map_err(|_| invalid("the driver has no version"))?;
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(version, "version", found) }
     })
 }

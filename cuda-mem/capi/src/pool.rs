@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use cuda_mem::{Driver, Error, MemoryPool, MemoryResource, ReleaseThreshold, ReusePolicy};
 
 use crate::resource::{Resource, Source};
-use crate::status::{Status, answer, invalid, write};
+use crate::status::{LARGEST_STRUCT, Plain, Status, answer, invalid, write, write_struct};
 use crate::stream::ordinal;
 
 /// Settings of a new pool. `cudamem_pool_options_init` fills in the defaults.
@@ -21,7 +21,21 @@ pub struct PoolOptions {
     /// When memory may move between streams: 1 after waits of the program, 2 if the driver sees that the free is
     /// complete, 4 by waits that the driver adds; the sum of these; 0 for the default, which is all of them.
     pub reuse: u32,
+    /// 0.
+    pub reserved: u32,
 }
+
+// SAFETY: numbers, the last two of which fill a word.
+unsafe impl Plain for PoolOptions {
+    const FIRST_SIZE: usize = 32;
+}
+
+// SAFETY: numbers of one size.
+unsafe impl Plain for PoolStats {
+    const FIRST_SIZE: usize = 32;
+}
+
+const _: () = assert!(size_of::<PoolOptions>() == 32 && size_of::<PoolStats>() == 32);
 
 impl Default for PoolOptions {
     fn default() -> Self {
@@ -30,21 +44,25 @@ impl Default for PoolOptions {
             release_threshold: u64::MAX,
             max_bytes: 0,
             reuse: 0,
+            reserved: 0,
         }
     }
 }
 
-/// Fills in the defaults; null is ignored.
+/// Fills in the defaults. `size` is sizeof(cudamem_pool_options). Null is ignored, and so is a wrong size: creating the pool
+/// then refuses the options.
 ///
 /// # Safety
 ///
-/// `options` is null or valid for a write.
+/// `options` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudamem_pool_options_init(options: *mut PoolOptions) {
-    if !options.is_null() {
-        // SAFETY: not null, so valid by the contract of this function.
-        unsafe { options.write(PoolOptions::default()) };
-    }
+pub unsafe extern "C" fn cudamem_pool_options_init(options: *mut PoolOptions, size: usize) {
+    let defaults = PoolOptions {
+        size,
+        ..PoolOptions::default()
+    };
+    // SAFETY: the caller's promise.
+    let _ = unsafe { write_struct(options, "options", size, &defaults) };
 }
 
 /// What a pool has, in bytes, as the driver counts it.
@@ -65,23 +83,23 @@ pub struct PoolStats {
 ///
 /// # Safety
 ///
-/// `options` is null, or a struct that begins with its own size.
-pub(crate) unsafe fn options<T: Copy + Default>(options: *const T) -> Result<T, Error> {
+/// `options` is null, or a struct that begins with its own size, of which all bytes are set.
+pub(crate) unsafe fn options<T: Plain + Default>(options: *const T) -> Result<T, Error> {
     let mut all = T::default();
     if options.is_null() {
         return Ok(all);
     }
     // SAFETY: not null, so it begins with its size by the contract of this function.
     let size = unsafe { options.cast::<usize>().read() };
-    if size < size_of::<usize>() || size > 4096 {
+    if size < T::FIRST_SIZE || size > LARGEST_STRUCT {
         return Err(invalid(format!(
-            "`size` of the options is {size}; it is the size of their struct"
+            "`size` of the options is {size}; set the options with the function whose name ends in _init"
         )));
     }
     let from = options.cast::<u8>();
     if size > size_of::<T>() {
         let tail = from.wrapping_add(size_of::<T>());
-        // SAFETY: the struct has this many bytes behind the fields that are known here, by what it says of itself.
+        // SAFETY: the struct has this many bytes behind the fields that are known here, all of them set.
         let tail = unsafe { std::slice::from_raw_parts(tail, size - size_of::<T>()) };
         if tail.iter().any(|byte| *byte != 0) {
             let text = "the options have fields that this version of the library does not know";
@@ -89,7 +107,7 @@ pub(crate) unsafe fn options<T: Copy + Default>(options: *const T) -> Result<T, 
         }
     }
     let len = size.min(size_of::<T>());
-    // SAFETY: both have this many bytes; all fields are numbers, for which every value is valid.
+    // SAFETY: both have this many bytes, and a `Plain` may have any of their values.
     unsafe { std::ptr::copy_nonoverlapping(from, (&raw mut all).cast::<u8>(), len) };
     Ok(all)
 }
@@ -122,9 +140,9 @@ pub unsafe extern "C" fn cudamem_pool_create(
     pool: *mut *mut Resource,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
         let mut builder =
@@ -150,7 +168,7 @@ pub unsafe extern "C" fn cudamem_pool_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_pool_default(device: c_int, pool: *mut *mut Resource) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
         let found = device.default_pool()?;
@@ -171,8 +189,8 @@ pub unsafe extern "C" fn cudamem_pool_default(device: c_int, pool: *mut *mut Res
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_pool_make_current(pool: *mut Resource) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let resource = unsafe { Resource::of(pool) }?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let resource = unsafe { Resource::of(pool, "pool") }?;
         let pool = resource.resource.pool();
         let pool = pool.filter(|_| matches!(resource.source, Source::Pool));
         let pool = pool.ok_or_else(|| invalid("`pool` is another resource than a pool"))?;
@@ -182,21 +200,22 @@ pub unsafe extern "C" fn cudamem_pool_make_current(pool: *mut Resource) -> Statu
     })
 }
 
-/// What a pool has now.
+/// What a pool has now. `size` is sizeof(cudamem_pool_stats).
 ///
-/// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no pool, and is not over one.
+/// CUDAMEM_STATUS_INVALID_VALUE for a resource that takes its memory from no pool.
 ///
 /// # Safety
 ///
-/// `pool` is null or not released; `stats` is null or valid for a write.
+/// `pool` is null or not released; `stats` is null or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_pool_read_stats(
     pool: *mut Resource,
     stats: *mut PoolStats,
+    size: usize,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let resource = unsafe { Resource::of(pool) }?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let resource = unsafe { Resource::of(pool, "pool") }?;
         let pool = resource.resource.pool();
         let pool = pool.ok_or_else(|| invalid("the resource takes its memory from no pool"))?;
         let found = pool.stats()?;
@@ -206,7 +225,7 @@ pub unsafe extern "C" fn cudamem_pool_read_stats(
             used: found.used.current,
             used_high: found.used.high,
         };
-        // SAFETY: the caller's.
-        unsafe { write(stats, "stats", found) }
+        // SAFETY: the caller's promise.
+        unsafe { write_struct(stats, "stats", size, &found) }
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cuda_mem::memory::{CheckedAdaptor, StatisticsAdaptor};
 use cuda_mem::sys::{CUstream, CUstream_st};
-use cuda_mem::{Arena, Error, MemoryResource, Stream};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Stream};
 
 use crate::status::{Status, answer, invalid, write};
 use crate::stream::with_stream;
@@ -29,6 +29,9 @@ pub(crate) enum Source {
     Checked(Arc<CheckedAdaptor<cuda_mem::Resource>>),
 }
 
+/// What names the resource's own device.
+const OWN_DEVICE: c_int = -1;
+
 /// The minimum alignment of every allocation, and what an alignment of 0 means.
 const ALIGNMENT: usize = 256;
 
@@ -43,14 +46,15 @@ impl Resource {
     /// # Safety
     ///
     /// The handle is null, or comes from this library and is not released before the last use of the result.
-    pub(crate) unsafe fn of<'a>(handle: *mut Self) -> Result<&'a Self, Error> {
-        // SAFETY: the caller's.
-        unsafe { handle.as_ref() }.ok_or_else(|| invalid("`resource` is null"))
+    pub(crate) unsafe fn of<'a>(handle: *mut Self, name: &str) -> Result<&'a Self, Error> {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { handle.as_ref() }.ok_or_else(|| invalid(format!("`{name}` is null")))
     }
 
     /// The device to use if the caller names none.
     fn device(&self, named: c_int) -> Result<c_int, Error> {
-        if named >= 0 {
+        // Other negative numbers are refused where the device is looked up.
+        if named != OWN_DEVICE {
             return Ok(named);
         }
         let own = self
@@ -66,7 +70,7 @@ impl Resource {
 
     /// The layout that memory was allocated with.
     fn layout_of(&self, address: u64, bytes: usize, alignment: usize) -> Result<Layout, Error> {
-        if bytes > 0 || address == 0 {
+        if bytes > 0 {
             return layout(bytes, alignment);
         }
         let Source::Checked(checked) = &self.source else {
@@ -84,6 +88,10 @@ impl Resource {
 
 fn layout(bytes: usize, alignment: usize) -> Result<Layout, Error> {
     let alignment = if alignment == 0 { ALIGNMENT } else { alignment };
+    if alignment.is_power_of_two() && bytes > isize::MAX as usize - alignment {
+        let text = format!("{bytes} bytes are more than the address space has");
+        return Err(Error::new(ErrorKind::OutOfMemory, text));
+    }
     Layout::from_size_align(bytes, alignment).map_err(|_| {
         invalid(format!(
             "{bytes} bytes aligned to {alignment} are no layout: an alignment is a power of two, and a size fits the \
@@ -151,13 +159,13 @@ pub unsafe extern "C" fn cudamem_allocate(
     pointer: *mut *mut c_void,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(pointer, "pointer", std::ptr::null_mut()) }?;
-        // SAFETY: the caller's.
-        let resource = unsafe { Resource::of(resource) }?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let resource = unsafe { Resource::of(resource, "resource") }?;
         let layout = layout(bytes, alignment)?;
         let device = resource.device(device)?;
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         let address = unsafe {
             with_stream(device, stream.cast(), |stream| {
                 resource.resource.allocate(layout, stream)
@@ -193,16 +201,19 @@ pub unsafe extern "C" fn cudamem_deallocate(
     stream: *mut CUstream_st,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let resource = unsafe { Resource::of(resource) }?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let resource = unsafe { Resource::of(resource, "resource") }?;
         let address = address(pointer);
+        if address == 0 {
+            return Ok(());
+        }
         let layout = resource.layout_of(address, bytes, alignment)?;
         let device = resource.device(device)?;
         let free = |stream: &Stream| {
-            // SAFETY: the caller's.
+            // SAFETY: promised by the caller, in the words of the section above.
             unsafe { resource.resource.deallocate(address, layout, stream) }
         };
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { with_stream(device, stream.cast(), free) }
     })
 }
@@ -225,12 +236,15 @@ pub unsafe extern "C" fn cudamem_deallocate_after(
     count: usize,
 ) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        let resource = unsafe { Resource::of(resource) }?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let resource = unsafe { Resource::of(resource, "resource") }?;
         if others.is_null() && count > 0 {
             return Err(invalid(format!("`others` is null, and `count` is {count}")));
         }
         let address = address(pointer);
+        if address == 0 {
+            return Ok(());
+        }
         let layout = resource.layout_of(address, bytes, alignment)?;
         let device = resource.device(device)?;
         let handles: &[*mut CUstream_st] = if count == 0 {
@@ -239,22 +253,22 @@ pub unsafe extern "C" fn cudamem_deallocate_after(
             // SAFETY: not null, and of this length, by the contract of this function.
             unsafe { std::slice::from_raw_parts(others, count) }
         };
-        let mut used: Vec<Stream> = Vec::with_capacity(count);
+        let mut used: Vec<Stream> = Vec::with_capacity(count.min(64));
         for handle in handles {
             let raw: CUstream = handle.cast();
-            // SAFETY: the caller's.
+            // SAFETY: promised by the caller, in the words of the section above.
             used.push(unsafe { with_stream(device, raw, |stream| Ok(stream.clone())) }?);
         }
         let others: Vec<&Stream> = used.iter().collect();
         let free = |stream: &Stream| {
-            // SAFETY: the caller's.
+            // SAFETY: promised by the caller, in the words of the section above.
             unsafe {
                 resource
                     .resource
                     .deallocate_after(address, layout, stream, &others)
             }
         };
-        // SAFETY: the caller's.
+        // SAFETY: promised by the caller, in the words of the section above.
         unsafe { with_stream(device, stream.cast(), free) }
     })
 }
@@ -267,7 +281,9 @@ pub unsafe extern "C" fn cudamem_deallocate_after(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_trim(resource: *mut Resource, keep: u64) -> Status {
     answer(|| {
-        // SAFETY: the caller's.
-        unsafe { Resource::of(resource) }?.resource.trim_to(keep)
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::of(resource, "resource") }?
+            .resource
+            .trim_to(keep)
     })
 }

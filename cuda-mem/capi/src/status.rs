@@ -67,6 +67,7 @@ impl From<ErrorKind> for Status {
 struct Last {
     text: CString,
     driver_code: c_int,
+    had_no_effect: bool,
 }
 
 thread_local! {
@@ -74,46 +75,98 @@ thread_local! {
 }
 
 /// Keeps an error for the calling thread. At the end of a thread there is no place for it.
-fn keep(text: &str, driver_code: c_int) {
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+fn keep(error: Last) {
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
-            *last = Last { text, driver_code };
+            *last = error;
         }
     });
 }
 
 /// Runs the body of a function. A panic becomes [`Status::Internal`].
 pub(crate) fn answer(body: impl FnOnce() -> Result<(), Error>) -> Status {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => Status::Success,
-        Ok(Err(error)) => refuse(&error),
-        Err(panic) => broken(&*panic),
-    }
+    let answered = catch_unwind(AssertUnwindSafe(|| match body() {
+        Ok(()) => Status::Success,
+        Err(error) => refuse(&error),
+    }));
+    answered.unwrap_or_else(|panic| {
+        broken(&*panic);
+        // Its destructor may panic, too.
+        std::mem::forget(panic);
+        Status::Internal
+    })
 }
 
 #[cold]
 fn refuse(error: &Error) -> Status {
-    let code = error.code().map_or(0, |code| code.0.cast_signed());
-    keep(&error.to_string(), code);
+    keep(Last {
+        text: c_string(&error.to_string()),
+        driver_code: error.code().map_or(0, |code| code.0.cast_signed()),
+        had_no_effect: error.had_no_effect(),
+    });
     error.kind().into()
 }
 
 #[cold]
-fn broken(panic: &(dyn Any + Send)) -> Status {
+fn broken(panic: &(dyn Any + Send)) {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    keep(
-        &format!("a mistake in cuda-mem: {}", text.unwrap_or("no message")),
-        0,
-    );
-    Status::Internal
+    let text = format!("a mistake in cuda-mem: {}", text.unwrap_or("no message"));
+    keep(Last {
+        text: c_string(&text),
+        ..Last::default()
+    });
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
 /// An error about an argument.
 pub(crate) fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidValue, text)
 }
+
+/// A struct of numbers without padding, so that every byte of it is a value. It may grow at its end.
+///
+/// # Safety
+///
+/// It is as described.
+pub(crate) unsafe trait Plain: Copy {
+    /// Its size in the first version of the header.
+    const FIRST_SIZE: usize;
+}
+
+/// Writes a struct to a caller with an older or newer header, whose struct has `size` bytes.
+///
+/// # Safety
+///
+/// `out` is null or valid for writes of `size` bytes.
+pub(crate) unsafe fn write_struct<T: Plain>(
+    out: *mut T,
+    name: &str,
+    size: usize,
+    value: &T,
+) -> Result<(), Error> {
+    if out.is_null() {
+        return Err(invalid(format!("`{name}` is null; it receives the result")));
+    }
+    if size < T::FIRST_SIZE || size > LARGEST_STRUCT {
+        return Err(invalid(format!(
+            "the size of `{name}` is {size}; pass the size of its struct"
+        )));
+    }
+    let known = size.min(size_of::<T>());
+    let out = out.cast::<u8>();
+    // SAFETY: `out` has at least this many bytes, and so has the value; neither has padding.
+    unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast(), out, known) };
+    // SAFETY: the rest of the caller's struct.
+    unsafe { out.wrapping_add(known).write_bytes(0, size - known) };
+    Ok(())
+}
+
+/// More than any struct of this interface will have.
+pub(crate) const LARGEST_STRUCT: usize = 4096;
 
 /// Writes a result.
 ///
@@ -130,7 +183,8 @@ pub(crate) unsafe fn write<T>(out: *mut T, name: &str, value: T) -> Result<(), E
 }
 
 /// The text of the last error of the calling thread: what was asked, what was there, and what to do. An empty string if
-/// there was none. Valid until this thread's next call that fails; never null.
+/// there was none; never null. Valid until this thread's next call that fails, and until the thread ends: take it in a
+/// statement after the call, and copy it to keep it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_last_error_message() -> *const c_char {
     LAST.try_with(|last| {
@@ -145,6 +199,14 @@ pub extern "C" fn cudamem_last_error_message() -> *const c_char {
 pub extern "C" fn cudamem_last_error_driver_code() -> c_int {
     let code = LAST.try_with(|last| last.try_borrow().map_or(0, |last| last.driver_code));
     code.unwrap_or(0)
+}
+
+/// 1 if the call of the last error changed nothing: memory that it should have deallocated is still allocated, and can
+/// be deallocated again. 0 if that memory counts as lost, or if there was no error.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_last_error_had_no_effect() -> c_int {
+    let had_none = LAST.try_with(|last| last.try_borrow().is_ok_and(|last| last.had_no_effect));
+    c_int::from(had_none.unwrap_or(false))
 }
 
 /// A short phrase for a status, such as "out of memory". Any number is allowed; never null.

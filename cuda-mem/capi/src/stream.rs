@@ -4,12 +4,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 
 use cuda_mem::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_st};
-use cuda_mem::{Driver, Error, Stream};
+use cuda_mem::{Driver, Error, ErrorKind, Stream};
 
 use crate::status::{Status, answer, invalid};
 
@@ -36,16 +37,20 @@ const NOTHING: Found = Found {
     stream: std::ptr::null(),
 };
 
+/// How many streams a thread remembers.
+const PLACES: usize = 16;
+
 thread_local! {
-    static FOUND: [Cell<Found>; 4] = const { [const { Cell::new(NOTHING) }; 4] };
+    static FOUND: [Cell<Found>; PLACES] = const { [const { Cell::new(NOTHING) }; PLACES] };
     /// This thread's own default streams, which other threads cannot name.
     static OWN: RefCell<Vec<(c_int, Stream)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Where a key is looked for among those found last.
 fn place(key: Key) -> usize {
-    // Handles are addresses of objects that are larger than this.
-    (key.1 >> 6) & 3
+    // Handles are addresses, whose high bits mix best.
+    let spread = (key.1 as u64 ^ (key.0 as u64) << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (spread >> 60) as usize % PLACES
 }
 
 /// Calls `body` with the stream of a handle.
@@ -69,7 +74,7 @@ pub(crate) unsafe fn with_stream<R>(
     if raw == CU_STREAM_PER_THREAD {
         return with_own_stream(device, body);
     }
-    // SAFETY: the caller's.
+    // SAFETY: promised by the caller, in the words of the section above.
     let found = unsafe { look_up(key, raw) }?;
     let _ = FOUND.try_with(|all| all[place(key)].set(found));
     // SAFETY: as above.
@@ -81,8 +86,7 @@ pub(crate) unsafe fn with_stream<R>(
 /// As for [`with_stream`].
 #[cold]
 unsafe fn look_up(key: Key, raw: CUstream) -> Result<Found, Error> {
-    // Fails in a fork, where the lock might never be free.
-    let context = Driver::load()?.device(ordinal(key.0)?)?.primary_context()?;
+    refuse_in_fork()?;
     // Before the table is read: what is detached later is noticed.
     let generation = GENERATION.load(Ordering::Acquire);
     let found = |stream: &Stream| Found {
@@ -95,16 +99,38 @@ unsafe fn look_up(key: Key, raw: CUstream) -> Result<Found, Error> {
         return Ok(found(stream));
     }
     drop(streams);
+    let context = Driver::load()?.device(ordinal(key.0)?)?.primary_context()?;
     let stream = if raw.is_null() || raw == CU_STREAM_LEGACY {
         context.legacy_stream()
     } else {
-        // SAFETY: the caller's; the program detaches the stream before it ends.
+        // SAFETY: the caller's promise; the program detaches the stream before it ends.
         unsafe { Stream::borrow_raw(&context, raw, ()) }
     };
+    let stream = Box::new(stream);
     let mut streams = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
-    Ok(found(
-        streams.entry(key).or_insert_with(|| Box::new(stream)),
-    ))
+    // If another thread was faster, its stream is the one, and this one is dropped after the lock.
+    let mut unused = None;
+    let known = match streams.entry(key) {
+        Entry::Occupied(known) => {
+            unused = Some(stream);
+            known.into_mut()
+        }
+        Entry::Vacant(place) => place.insert(stream),
+    };
+    let found = found(known);
+    drop(streams);
+    drop(unused);
+    Ok(found)
+}
+
+/// In a fork the lock might never be free, and the streams are the parent's.
+fn refuse_in_fork() -> Result<(), Error> {
+    static PROCESS: OnceLock<u32> = OnceLock::new();
+    if *PROCESS.get_or_init(std::process::id) == std::process::id() {
+        return Ok(());
+    }
+    let text = "this process is a fork of the one that uses the GPU; start another program instead";
+    Err(Error::new(ErrorKind::Forked, text))
 }
 
 #[cold]
@@ -112,20 +138,22 @@ fn with_own_stream<R>(
     device: c_int,
     body: impl FnOnce(&Stream) -> Result<R, Error>,
 ) -> Result<R, Error> {
+    refuse_in_fork()?;
+    let known = OWN.try_with(|own| {
+        let own = own.borrow();
+        let found = own.iter().find(|(of, _)| *of == device);
+        found.map(|(_, stream)| stream.clone())
+    });
+    if let Ok(Some(stream)) = known {
+        return body(&stream);
+    }
     let context = Driver::load()?
         .device(ordinal(device)?)?
         .primary_context()?;
-    let known = OWN.try_with(|own| {
-        let mut own = own.borrow_mut();
-        if let Some((_, stream)) = own.iter().find(|(of, _)| *of == device) {
-            return stream.clone();
-        }
-        let stream = context.per_thread_stream();
-        own.push((device, stream.clone()));
-        stream
-    });
+    let stream = context.per_thread_stream();
     // At the end of the thread it is made for this call.
-    body(&known.unwrap_or_else(|_| context.per_thread_stream()))
+    let _ = OWN.try_with(|own| own.borrow_mut().push((device, stream.clone())));
+    body(&stream)
 }
 
 /// A device's number, which is not negative.
@@ -134,20 +162,21 @@ pub(crate) fn ordinal(device: c_int) -> Result<usize, Error> {
     number.map_err(|_| invalid(format!("`device` is {device}; devices are numbered from 0")))
 }
 
-/// Forgets a stream that is about to be destroyed. Call it before, and before another stream can get the same handle:
-/// memory that was freed on it would be taken for the new stream's. Default streams, and streams that this library has
-/// not seen, are ignored. Does not wait.
+/// Forgets a stream that is about to be destroyed. Call it before you destroy the stream: another one may get the same
+/// handle, and memory that was freed on the old one would be taken for the new one's. Deallocate before what was allocated
+/// on the stream if a resource checks streams; other memory may be deallocated on another stream later. Default streams,
+/// and streams that this library has not seen, are ignored.
 ///
-/// CUDAMEM_STATUS_INVALID_DEVICE or _INVALID_VALUE if there is no such device.
+/// CUDAMEM_STATUS_INVALID_VALUE for a negative device.
 ///
 /// # Safety
 ///
-/// No other thread uses the stream during this call.
+/// `device` is the one that the stream was used with; no other thread uses the stream during this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_stream_detach(device: c_int, stream: *mut CUstream_st) -> Status {
     answer(|| {
-        // Fails in a fork, where the lock might never be free.
-        Driver::load()?.device(ordinal(device)?)?;
+        refuse_in_fork()?;
+        ordinal(device)?;
         let raw: CUstream = stream.cast();
         if raw.addr() <= CU_STREAM_PER_THREAD.addr() {
             return Ok(());
@@ -155,7 +184,9 @@ pub unsafe extern "C" fn cudamem_stream_detach(device: c_int, stream: *mut CUstr
         let known = {
             let mut streams = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
             let known = streams.remove(&(device, raw.addr()));
-            GENERATION.fetch_add(1, Ordering::Release);
+            if known.is_some() {
+                GENERATION.fetch_add(1, Ordering::Release);
+            }
             known
         };
         // Not under the lock: resources give up what they keep for it.

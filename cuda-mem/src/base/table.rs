@@ -96,6 +96,20 @@ impl<V> Shards<V> {
         self.shard(address).lock_unless_forked()?.remove(&address)
     }
 
+    /// Removes a value unless `refuse` has something against it, which is then the error. Under one lock, so that nobody
+    /// misses a value that stays.
+    pub(crate) fn remove_unless<E>(
+        &self,
+        address: u64,
+        refuse: impl FnOnce(&V) -> Option<E>,
+    ) -> Option<Result<V, E>> {
+        let mut table = self.shard(address).lock_unless_forked()?;
+        if let Some(error) = refuse(table.get(&address)?) {
+            return Some(Err(error));
+        }
+        table.remove(&address).map(Ok)
+    }
+
     /// A copy of the value at an address.
     #[inline]
     pub(crate) fn copied(&self, address: u64) -> Option<V>

@@ -102,12 +102,12 @@ static void mistakes(void) {
     REFUSED(INVALID_VALUE, "`resource` is null", cudamem_allocate(NULL, 1, 0, 0, NULL, &block));
     WANT(block == NULL);
     REFUSED(INVALID_VALUE, "`resource` is null", cudamem_deallocate(NULL, NULL, 1, 0, 0, NULL));
-    REFUSED(INVALID_VALUE, "`resource` is null", cudamem_limit_create(NULL, 1, &resource));
+    REFUSED(INVALID_VALUE, "`upstream` is null", cudamem_limit_create(NULL, 1, &resource));
     REFUSED(INVALID_VALUE, "`resource` is null", cudamem_trim(NULL, 0));
-    cudamem_pool_options_init(&options);
-    options.size = 3;
-    REFUSED(INVALID_VALUE, "`size` of the options", cudamem_pool_create(0, &options, &resource));
-    cudamem_pool_options_init(&options);
+    cudamem_pool_options_init(&options, sizeof options);
+    options.size = 12;
+    REFUSED(INVALID_VALUE, "`size` of the options is 12", cudamem_pool_create(0, &options, &resource));
+    cudamem_pool_options_init(&options, sizeof options);
     options.reuse = 8;
     REFUSED(INVALID_VALUE, "`reuse` is 8", cudamem_pool_create(0, &options, &resource));
     cudamem_resource_release(NULL);
@@ -124,16 +124,16 @@ static void options_grow(void) {
     } options;
     cudamem_resource *arena;
     memset(&options, 0, sizeof options);
-    cudamem_arena_options_init(&options.known);
-    options.known.size = sizeof options;
+    cudamem_arena_options_init(&options.known, sizeof options);
+    WANT(options.known.size == sizeof options && options.later == 0);
     OK(cudamem_arena_create(0, &options.known, &arena));
     cudamem_resource_release(arena);
     options.later = 1;
     REFUSED(INVALID_VALUE, "does not know", cudamem_arena_create(0, &options.known, &arena));
-    cudamem_arena_options_init(&options.known);
+    cudamem_arena_options_init(&options.known, sizeof options.known);
     options.known.slack = 0.5;
     REFUSED(INVALID_VALUE, "", cudamem_arena_create(0, &options.known, &arena));
-    cudamem_arena_options_init(&options.known);
+    cudamem_arena_options_init(&options.known, sizeof options.known);
     options.known.max_share = -1.0;
     REFUSED(INVALID_VALUE, "", cudamem_arena_create(0, &options.known, &arena));
 }
@@ -144,14 +144,14 @@ static void pools(void) {
     cudamem_pool_stats stats;
     stream_t stream = new_stream();
     void *block, *none;
-    cudamem_pool_options_init(&options);
+    cudamem_pool_options_init(&options, sizeof options);
     options.release_threshold = 64 << 20;
     OK(cudamem_pool_create(0, &options, &pool));
     OK(cudamem_allocate(pool, 4000, 0, 0, stream, &block));
     WANT(block != NULL && (uintptr_t)block % 256 == 0);
     fill(block, 7, 1000, stream);
     expect(block, 7, 1000, stream);
-    OK(cudamem_pool_read_stats(pool, &stats));
+    OK(cudamem_pool_read_stats(pool, &stats, sizeof stats));
     WANT(stats.used >= 4000 && stats.reserved >= stats.used && stats.used_high >= stats.used);
     OK(cudamem_allocate(pool, 0, 0, -1, stream, &none));
     WANT(none == NULL);
@@ -163,7 +163,7 @@ static void pools(void) {
     OK(cudamem_deallocate(pool, block, 4000, 0, 0, stream));
     DRIVER(stream_synchronize(stream));
     OK(cudamem_trim(pool, 0));
-    OK(cudamem_pool_read_stats(pool, &stats));
+    OK(cudamem_pool_read_stats(pool, &stats, sizeof stats));
     WANT(stats.used == 0 && stats.reserved == 0);
 
     /* The current pool of the device, and the default one afterwards. */
@@ -173,7 +173,7 @@ static void pools(void) {
     cudamem_resource_release(other);
     OK(cudamem_limit_create(pool, 1 << 20, &other));
     REFUSED(INVALID_VALUE, "another resource than a pool", cudamem_pool_make_current(other));
-    OK(cudamem_pool_read_stats(other, &stats));
+    OK(cudamem_pool_read_stats(other, &stats, sizeof stats));
     cudamem_resource_release(other);
     cudamem_resource_release(pool);
     end_stream(stream);
@@ -186,7 +186,7 @@ static void arenas(void) {
     cudamem_arena_stats stats;
     stream_t streams[2], fresh;
     void *blocks[BLOCKS];
-    cudamem_arena_options_init(&options);
+    cudamem_arena_options_init(&options, sizeof options);
     options.max_bytes = 1 << 30;
     OK(cudamem_arena_create(0, &options, &arena));
     streams[0] = new_stream();
@@ -211,9 +211,13 @@ static void arenas(void) {
             }
         }
     }
-    REFUSED(INVALID_VALUE, "`others` is null", cudamem_deallocate_after(arena, NULL, 1, 0, 0, streams[0], NULL, 2));
+    OK(cudamem_allocate(arena, 1000, 0, 0, streams[0], &blocks[0]));
+    REFUSED(INVALID_VALUE, "`others` is null", cudamem_deallocate_after(arena, blocks[0], 1000, 0, 0, streams[0], NULL, 2));
+    OK(cudamem_deallocate_after(arena, blocks[0], 1000, 0, 0, streams[0], NULL, 0));
     OK(cudamem_deallocate_after(arena, NULL, 1, 0, 0, streams[0], NULL, 0));
     REFUSED(OUT_OF_MEMORY, "", cudamem_allocate(arena, (size_t)2 << 30, 0, 0, streams[0], &blocks[0]));
+    REFUSED(OUT_OF_MEMORY, "address space", cudamem_allocate(arena, SIZE_MAX, 0, 0, streams[0], &blocks[0]));
+    OK(cudamem_deallocate(arena, NULL, 5, 3, 77, streams[0]));
     WANT(blocks[0] == NULL);
 
     /* Streams that come and go, some with the same handle. */
@@ -235,16 +239,42 @@ static void arenas(void) {
     }
     DRIVER(stream_synchronize(streams[0]));
     DRIVER(stream_synchronize(streams[1]));
-    OK(cudamem_arena_read_stats(arena, &stats));
+    OK(cudamem_arena_read_stats(arena, &stats, sizeof stats));
     WANT(stats.live == 0 && stats.live_blocks == 0 && stats.reserved_peak <= (uint64_t)1 << 30);
     OK(cudamem_trim(arena, 0));
     OK(cudamem_arena_reset_peak(arena));
-    OK(cudamem_arena_read_stats(arena, &stats));
+    OK(cudamem_arena_read_stats(arena, &stats, sizeof stats));
     WANT(stats.reserved_peak == stats.reserved);
-    REFUSED(INVALID_VALUE, "no pool", cudamem_pool_read_stats(arena, &(cudamem_pool_stats){0}));
+    REFUSED(INVALID_VALUE, "no pool", cudamem_pool_read_stats(arena, &(cudamem_pool_stats){0}, sizeof(cudamem_pool_stats)));
     end_stream(streams[0]);
     end_stream(streams[1]);
     cudamem_resource_release(arena);
+}
+
+/* An arena over a pool, which has all of its memory. */
+static void over_a_pool(void) {
+    cudamem_resource *pool, *arena;
+    cudamem_pool_stats stats;
+    cudamem_arena_options options;
+    stream_t stream = new_stream();
+    void *block;
+    cudamem_arena_options_init(&options, sizeof options);
+    options.slack = 1.2;
+    options.reuse = 3;
+    OK(cudamem_pool_create(0, NULL, &pool));
+    REFUSED(INVALID_VALUE, "`upstream` is null", cudamem_arena_create_over(NULL, &options, &arena));
+    OK(cudamem_arena_create_over(pool, &options, &arena));
+    cudamem_resource_release(pool);
+    OK(cudamem_allocate(arena, 1 << 20, 0, -1, stream, &block));
+    fill(block, 5, 1 << 18, stream);
+    expect(block, 5, 1 << 18, stream);
+    OK(cudamem_pool_read_stats(arena, &stats, sizeof stats));
+    WANT(stats.used >= 1 << 20);
+    REFUSED(INVALID_VALUE, "pass the size", cudamem_pool_read_stats(arena, &stats, 3));
+    OK(cudamem_deallocate(arena, block, 1 << 20, 0, -1, stream));
+    DRIVER(stream_synchronize(stream));
+    cudamem_resource_release(arena);
+    end_stream(stream);
 }
 
 static void adaptors(void) {
@@ -278,10 +308,10 @@ static void adaptors(void) {
     OK(cudamem_deallocate_after(strict, block, 300, 0, 0, stream, &other, 1));
     OK(cudamem_deallocate(arena, foreign, 600, 0, 0, stream));
 
-    OK(cudamem_statistics_read(counted, &counts));
+    OK(cudamem_statistics_read(counted, &counts, sizeof counts));
     WANT(counts.bytes == 0 && counts.allocations == 0 && counts.bytes_peak == 600);
     WANT(counts.bytes_total == 1200 && counts.allocations_total == 3 && counts.allocations_peak == 1);
-    REFUSED(INVALID_VALUE, "cudamem_statistics_create", cudamem_statistics_read(arena, &counts));
+    REFUSED(INVALID_VALUE, "cudamem_statistics_create", cudamem_statistics_read(arena, &counts, sizeof counts));
     DRIVER(stream_synchronize(stream));
     DRIVER(stream_synchronize(other));
     cudamem_resource_release(checked);
@@ -327,7 +357,7 @@ static void threads(void) {
         want(pthread_join(all[at], NULL) == 0, "its end", __LINE__);
     }
     DRIVER(stream_synchronize(NULL));
-    OK(cudamem_arena_read_stats(arena, &stats));
+    OK(cudamem_arena_read_stats(arena, &stats, sizeof stats));
     WANT(stats.live == 0);
     cudamem_resource_release(arena);
 }
@@ -368,8 +398,11 @@ static void faults(void) {
     OK(cudamem_allocate(arena, 1000, 0, 0, stream, &block));
     OK(cudamem_deallocate(arena, block, 1000, 0, 0, stream));
     OK(cudamem_allocate(pool, 1000, 0, 0, stream, &block));
+    find(&fail, "simcuda_fail_without_effect");
     WANT(fail("cuMemFreeAsync", 1, 1) != 0);
     WANT(cudamem_deallocate(pool, block, 1000, 0, 0, stream) == CUDAMEM_STATUS_INVALID_VALUE);
+    WANT(cudamem_last_error_had_no_effect() == 1);
+    OK(cudamem_deallocate(pool, block, 1000, 0, 0, stream));
     DRIVER(stream_synchronize(stream));
     cudamem_resource_release(arena);
     cudamem_resource_release(pool);
@@ -393,6 +426,7 @@ int main(void) {
     options_grow();
     pools();
     arenas();
+    over_a_pool();
     adaptors();
     threads();
     faults();

@@ -3,8 +3,9 @@
 use std::alloc::Layout;
 use std::collections::VecDeque;
 use std::fmt;
+use std::thread::ThreadId;
 
-use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUdeviceptr};
 
 use super::{debug_over, free_through_self, from_upstream};
 use crate::base::error::{Bytes, Error, Result, took_effect};
@@ -18,8 +19,7 @@ use crate::stream::Stream;
 ///
 /// A free of an address that is not allocated, or with another size or alignment than it was allocated with, returns
 /// [`InvalidValue`](crate::ErrorKind::InvalidValue) with an explanation, and has no effect. With
-/// [`with_streams`](Self::with_streams), so does a free on a stream that the adaptor does not know to be ordered after
-/// the memory's allocation.
+/// [`with_streams`](Self::with_streams), so does a free on another stream than the allocating one.
 ///
 /// Allocating and freeing cost a lookup in a table each, some tens of nanoseconds. A resource without this adaptor pays
 /// nothing. [`TrackingAdaptor`](super::TrackingAdaptor) also knows where memory was allocated, and passes wrong frees on.
@@ -57,12 +57,27 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 struct Block {
     layout: Layout,
-    /// The allocating stream's handle and context, as numbers.
-    stream: (usize, usize),
+    stream: Identity,
 }
 
-fn identity(stream: &Stream) -> (usize, usize) {
-    (stream.as_raw().addr(), stream.context().as_raw().addr())
+/// Which stream it is, whoever names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    raw: usize,
+    context: usize,
+    /// Each thread has a default stream of its own, under one handle.
+    thread: Option<ThreadId>,
+}
+
+impl Identity {
+    fn of(stream: &Stream) -> Self {
+        let is_own = stream.as_raw() == CU_STREAM_PER_THREAD;
+        Self {
+            raw: stream.as_raw().addr(),
+            context: stream.context().as_raw().addr(),
+            thread: is_own.then(|| std::thread::current().id()),
+        }
+    }
 }
 
 impl<U: MemoryResource> CheckedAdaptor<U> {
@@ -106,24 +121,17 @@ impl<U: MemoryResource> CheckedAdaptor<U> {
 
     /// Removes a block that is freed, unless the free is wrong.
     fn take(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<Block> {
-        let block = self
-            .live
-            .remove(address)
-            .ok_or_else(|| self.explain_missing(address))?;
-        let wrong = if block.layout != layout {
-            Some(wrong_layout(address, block.layout, layout))
-        } else if self.has_streams && block.stream != identity(stream) {
-            Some(wrong_stream(address, block, stream))
-        } else {
-            None
-        };
-        match wrong {
-            Some(error) => {
-                self.live.insert(address, block);
-                Err(error)
+        let wrong = |block: &Block| {
+            if block.layout != layout {
+                Some(wrong_layout(address, block.layout, layout))
+            } else if self.has_streams && block.stream != Identity::of(stream) {
+                Some(wrong_stream(address, block, stream))
+            } else {
+                None
             }
-            None => Ok(block),
-        }
+        };
+        let taken = self.live.remove_unless(address, wrong);
+        taken.unwrap_or_else(|| Err(self.explain_missing(address)))
     }
 
     fn free(
@@ -161,7 +169,9 @@ impl<U: MemoryResource> CheckedAdaptor<U> {
     fn explain_missing(&self, address: CUdeviceptr) -> Error {
         let was_freed = self.freed.lock_unless_forked();
         if was_freed.is_some_and(|freed| freed.contains(&address)) {
-            return Error::invalid(format!("{address:#x} was freed before; it is freed twice"));
+            return Error::invalid(format!(
+                "{address:#x} was freed here before; it is freed twice, or belongs to another resource now"
+            ));
         }
         let mut around = None;
         self.live.for_each(|start, block| {
@@ -194,11 +204,11 @@ fn wrong_layout(address: CUdeviceptr, allocated: Layout, freed: Layout) -> Error
 }
 
 #[cold]
-fn wrong_stream(address: CUdeviceptr, block: Block, stream: &Stream) -> Error {
+fn wrong_stream(address: CUdeviceptr, block: &Block, stream: &Stream) -> Error {
     Error::invalid(format!(
         "{address:#x} was allocated on stream {:#x} and is freed on {stream}; free it on its own stream, after the \
          others",
-        block.stream.0
+        block.stream.raw
     ))
 }
 
@@ -218,7 +228,7 @@ unsafe impl<U: MemoryResource> MemoryResource for CheckedAdaptor<U> {
         if address != 0 {
             let block = Block {
                 layout,
-                stream: identity(stream),
+                stream: Identity::of(stream),
             };
             self.live.insert(address, block);
         }
