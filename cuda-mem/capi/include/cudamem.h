@@ -203,15 +203,14 @@ cudamem_status cudamem_arena_create_over(cudamem_resource *upstream,
                                          cudamem_resource **arena);
 
 /*
- What an arena has now. size is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
+ What an arena has now. size is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no
+ snapshot while other threads are active.
 
  CUDAMEM_STATUS_INVALID_VALUE for a resource that is no arena.
 
  The caller guarantees: arena is null or not released; stats is null or valid for writes of size bytes.
  */
-cudamem_status cudamem_arena_read_stats(cudamem_resource *arena,
-                                        cudamem_arena_stats *stats,
-                                        size_t size);
+cudamem_status cudamem_arena_read_stats(cudamem_resource *arena, cudamem_arena_stats *stats, size_t size);
 
 /*
  Sets reserved_peak to what is held now.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_mem::memory::{CheckedAdaptor, LimitAdaptor, StatisticsAdaptor};
 
 use crate::resource::{Resource, Source};
-use crate::status::{Plain, Status, answer, invalid, write, write_struct};
+use crate::status::{Plain, Status, answer, invalid, write_struct};
 
 /// Bytes and allocations that went through a resource.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,17 +44,17 @@ pub unsafe extern "C" fn cudamem_limit_create(
     limit: u64,
     resource: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let upstream = unsafe { Resource::of(upstream, "upstream") }?
             .resource
             .clone();
         let made = cuda_mem::Resource::new(LimitAdaptor::new(upstream, limit));
-        let made = Resource::give(made, Source::Limit);
-        // SAFETY: as above.
-        unsafe { write(resource, "resource", made) }
+        Ok((made, Source::Limit))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(resource, "resource", make) }
     })
 }
 
@@ -68,18 +68,18 @@ pub unsafe extern "C" fn cudamem_statistics_create(
     upstream: *mut Resource,
     resource: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let upstream = unsafe { Resource::of(upstream, "upstream") }?
             .resource
             .clone();
         let made = Arc::new(StatisticsAdaptor::new(upstream));
         let source = Source::Statistics(Arc::clone(&made));
-        let made = Resource::give(cuda_mem::Resource::from(made), source);
-        // SAFETY: as above.
-        unsafe { write(resource, "resource", made) }
+        Ok((cuda_mem::Resource::from(made), source))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(resource, "resource", make) }
     })
 }
 
@@ -97,9 +97,7 @@ pub unsafe extern "C" fn cudamem_checked_create(
     check_streams: u32,
     resource: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(resource, "resource", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let upstream = unsafe { Resource::of(upstream, "upstream") }?
             .resource
@@ -112,9 +110,11 @@ pub unsafe extern "C" fn cudamem_checked_create(
         };
         let made = Arc::new(made);
         let source = Source::Checked(Arc::clone(&made));
-        let made = Resource::give(cuda_mem::Resource::from(made), source);
-        // SAFETY: as above.
-        unsafe { write(resource, "resource", made) }
+        Ok((cuda_mem::Resource::from(made), source))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(resource, "resource", make) }
     })
 }
 

@@ -7,7 +7,7 @@ use cuda_mem::{Arena, Driver, Error};
 
 use crate::pool::{options, reuse, threshold};
 use crate::resource::{Resource, Source};
-use crate::status::{Plain, Status, answer, invalid, write, write_struct};
+use crate::status::{Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;
 
 /// Settings of a new arena. `cudamem_arena_options_init` fills in the defaults.
@@ -132,16 +132,16 @@ pub unsafe extern "C" fn cudamem_arena_create(
     options: *const ArenaOptions,
     arena: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
         let made = configure(Arena::builder(&device), &options)?;
-        let resource = Resource::give(made.clone().into(), Source::Arena(made));
-        // SAFETY: as above.
-        unsafe { write(arena, "arena", resource) }
+        Ok((made.clone().into(), Source::Arena(made)))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(arena, "arena", make) }
     })
 }
 
@@ -156,17 +156,17 @@ pub unsafe extern "C" fn cudamem_arena_create_over(
     options: *const ArenaOptions,
     arena: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(arena, "arena", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let (upstream, options) = (unsafe { Resource::of(upstream, "upstream") }?, unsafe {
             self::options(options)
         }?);
         let made = configure(Arena::builder_over(upstream.resource.clone()), &options)?;
-        let resource = Resource::give(made.clone().into(), Source::Arena(made));
-        // SAFETY: as above.
-        unsafe { write(arena, "arena", resource) }
+        Ok((made.clone().into(), Source::Arena(made)))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(arena, "arena", make) }
     })
 }
 
@@ -177,7 +177,8 @@ fn arena_of(resource: &Resource) -> Result<&Arena, Error> {
     }
 }
 
-/// What an arena has now. `size` is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no snapshot while other threads are active.
+/// What an arena has now. `size` is sizeof(cudamem_arena_stats). Takes no lock and makes no driver call, so it is no
+/// snapshot while other threads are active.
 ///
 /// CUDAMEM_STATUS_INVALID_VALUE for a resource that is no arena.
 ///

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use cuda_mem::{Driver, Error, MemoryPool, MemoryResource, ReleaseThreshold, ReusePolicy};
 
 use crate::resource::{Resource, Source};
-use crate::status::{LARGEST_STRUCT, Plain, Status, answer, invalid, write, write_struct};
+use crate::status::{LARGEST_STRUCT, Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;
 
 /// Settings of a new pool. `cudamem_pool_options_init` fills in the defaults.
@@ -139,9 +139,7 @@ pub unsafe extern "C" fn cudamem_pool_create(
     options: *const PoolOptions,
     pool: *mut *mut Resource,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
+    let make = || {
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
@@ -154,9 +152,11 @@ pub unsafe extern "C" fn cudamem_pool_create(
             builder = builder.reuse(policy);
         }
         let made = builder.build()?;
-        let resource = Resource::give(made.into(), Source::Pool);
-        // SAFETY: as above.
-        unsafe { write(pool, "pool", resource) }
+        Ok((made.into(), Source::Pool))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(pool, "pool", make) }
     })
 }
 
@@ -167,14 +167,14 @@ pub unsafe extern "C" fn cudamem_pool_create(
 /// `pool` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_pool_default(device: c_int, pool: *mut *mut Resource) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { write(pool, "pool", std::ptr::null_mut()) }?;
+    let make = || {
         let device = Driver::load()?.device(ordinal(device)?)?;
         let found = device.default_pool()?;
-        let resource = Resource::give(found.into(), Source::Pool);
-        // SAFETY: as above.
-        unsafe { write(pool, "pool", resource) }
+        Ok((found.into(), Source::Pool))
+    };
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(pool, "pool", make) }
     })
 }
 

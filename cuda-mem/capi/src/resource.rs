@@ -36,9 +36,22 @@ const OWN_DEVICE: c_int = -1;
 const ALIGNMENT: usize = 256;
 
 impl Resource {
-    /// A new resource for the caller.
-    pub(crate) fn give(resource: cuda_mem::Resource, source: Source) -> *mut Self {
-        Arc::into_raw(Arc::new(Self { resource, source })).cast_mut()
+    /// Gives the caller a new resource in `out`, which is null if there is an error.
+    ///
+    /// # Safety
+    ///
+    /// `out` is null or valid for a write.
+    pub(crate) unsafe fn create(
+        out: *mut *mut Self,
+        name: &str,
+        make: impl FnOnce() -> Result<(cuda_mem::Resource, Source), Error>,
+    ) -> Result<(), Error> {
+        // SAFETY: the promise of this function, also below.
+        unsafe { write(out, name, std::ptr::null_mut()) }?;
+        let (resource, source) = make()?;
+        let resource = Arc::into_raw(Arc::new(Self { resource, source })).cast_mut();
+        // SAFETY: as above.
+        unsafe { write(out, name, resource) }
     }
 
     /// The resource of a handle.
@@ -112,7 +125,7 @@ fn address(pointer: *mut c_void) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_resource_retain(resource: *mut Resource) -> *mut Resource {
     if !resource.is_null() {
-        // SAFETY: from `give`, and not released, by the contract of this function.
+        // SAFETY: from `create`, and not released, by the contract of this function.
         unsafe { Arc::increment_strong_count(resource) };
     }
     resource
@@ -129,7 +142,7 @@ pub unsafe extern "C" fn cudamem_resource_release(resource: *mut Resource) {
     if !resource.is_null() {
         // A destructor does not fail, and a panic must not reach the caller.
         let _ = answer(|| {
-            // SAFETY: from `give`, and the caller's own reference, by the contract of this function.
+            // SAFETY: from `create`, and the caller's own reference, by the contract of this function.
             drop(unsafe { Arc::from_raw(resource) });
             Ok(())
         });

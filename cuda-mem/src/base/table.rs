@@ -96,8 +96,8 @@ impl<V> Shards<V> {
         self.shard(address).lock_unless_forked()?.remove(&address)
     }
 
-    /// Removes a value unless `refuse` has something against it, which is then the error. Under one lock, so that nobody
-    /// misses a value that stays.
+    /// Removes a value, unless `refuse` returns an error for it. Checks and removes under one lock, so that no other
+    /// thread misses a value that stays.
     pub(crate) fn remove_unless<E>(
         &self,
         address: u64,

@@ -111,6 +111,16 @@ fn attributes(env: &Environment, at: CUdeviceptr) -> String {
     values.join(", ")
 }
 
+/// Where the range of an address begins, and its bytes.
+fn range(env: &Environment, at: CUdeviceptr) -> String {
+    let (mut base, mut bytes) = (0, 0);
+    let (start, len) = (&raw mut base, &raw mut bytes);
+    match cu!(env, cuMemGetAddressRange_v2(start, len, at)) {
+        OK => format!("{} before, {bytes} B", at.wrapping_sub(base)),
+        code => name(code),
+    }
+}
+
 /// Names and sizes, and which results may be left out.
 pub(crate) fn names(env: &Environment) -> Result<()> {
     let (module, library) = (module(env)?, library(env)?);
@@ -248,18 +258,7 @@ pub(crate) fn pointers(env: &Environment) -> Result<()> {
     for of in [c"counter", c"table", c"scale"] {
         let (at, text) = (variable(env, module, of)?, of.to_string_lossy());
         env.say(format!("attributes of {text}"), attributes(env, at));
-        let (mut base, mut bytes) = (0, 0);
-        let code = cu!(
-            env,
-            cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, at)
-        );
-        env.say(
-            format!("range of {text}"),
-            match code {
-                OK => format!("{} before, {bytes} B", at.wrapping_sub(base)),
-                code => name(code),
-            },
-        );
+        env.say(format!("range of {text}"), range(env, at));
     }
     let table = variable(env, module, c"table")?;
     env.say("attributes of a part", attributes(env, table + 8));
@@ -322,18 +321,7 @@ pub(crate) fn managed(env: &Environment) -> Result<()> {
     if found.0 == OK {
         env.say("attributes of that", attributes(env, found.1));
         env.say("word of that", word(env, found.1));
-        let (mut base, mut bytes) = (0, 0);
-        let code = cu!(
-            env,
-            cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, found.1)
-        );
-        env.say(
-            "range of that",
-            match code {
-                OK => format!("{} before, {bytes} B", found.1.wrapping_sub(base)),
-                code => name(code),
-            },
-        );
+        env.say("range of that", range(env, found.1));
     }
     let (mut address, mut bytes) = (0, 0);
     let (at, len) = (&raw mut address, &raw mut bytes);

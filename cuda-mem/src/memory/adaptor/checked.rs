@@ -60,7 +60,7 @@ struct Block {
     stream: Identity,
 }
 
-/// Which stream it is, whoever names it.
+/// Identifies a stream, through any of its handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     raw: usize,

@@ -26,7 +26,7 @@ const RESERVED: u64 = 1 << 10;
 /// Attributes of a kernel, in `.nv.info.NAME`.
 const MAX_THREADS: u8 = 0x05;
 const PARAMETER: u8 = 0x17;
-/// The format of an attribute that is followed by its length and so many bytes; the others are four bytes in all.
+/// The format of attributes that have a length and a value of that length. All other attributes take four bytes.
 const SIZED: u8 = 0x04;
 
 const SECTIONS: [&str; 3] = [".nv.global", ".nv.global.init", ".nv.constant3"];

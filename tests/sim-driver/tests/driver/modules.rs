@@ -38,9 +38,14 @@ pub(crate) fn is_loaded(function: CUfunction) -> bool {
     state == CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED
 }
 
-/// The kernels as a library, without any options.
+/// The kernels as a library.
 pub(crate) fn library() -> CUlibrary {
-    let (image, mut library) = (image(KERNELS), std::ptr::null_mut());
+    library_of(KERNELS)
+}
+
+/// A text as a library, without any options.
+pub(crate) fn library_of(text: &str) -> CUlibrary {
+    let (image, mut library) = (image(text), std::ptr::null_mut());
     let null = std::ptr::null_mut();
     let code = cu!(cuLibraryLoadData(
         &raw mut library,

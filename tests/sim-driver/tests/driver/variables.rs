@@ -6,7 +6,7 @@ use cuda_driver_sys::*;
 
 use crate::harness::*;
 use crate::launches::launch;
-use crate::modules::{function, image, try_module};
+use crate::modules::{function, image, library_of, try_module};
 
 const CUBIN: &[u8] = include_bytes!("../../../data/bump-sm_90.cubin");
 const TEXT: &str = include_str!("../../../data/bump.ptx");
@@ -45,23 +45,6 @@ fn cubin() -> CUmodule {
     let code = cu!(cuModuleLoadData(&raw mut module, CUBIN.as_ptr().cast()));
     assert_eq!(code, OK);
     module
-}
-
-fn library(text: &str) -> CUlibrary {
-    let (image, mut library) = (image(text), std::ptr::null_mut());
-    let null = std::ptr::null_mut();
-    let code = cu!(cuLibraryLoadData(
-        &raw mut library,
-        image.as_ptr().cast(),
-        null,
-        null.cast(),
-        0,
-        null.cast(),
-        null.cast(),
-        0
-    ));
-    assert_eq!(code, OK);
-    library
 }
 
 #[test]
@@ -139,7 +122,7 @@ fn a_model_takes_the_place_of_machine_code_and_uses_its_variables() {
 fn managed_variables_of_a_library_are_the_same_in_every_context() {
     let _turn = turn();
     let before = control().live();
-    let library = library(MANAGED);
+    let library = library_of(MANAGED);
     let managed = |of: &CStr| {
         let mut at = 0;
         let len = std::ptr::null_mut();
