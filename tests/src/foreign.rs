@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
-use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
+use cuda_mem::sys::{CUdeviceptr, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
 
 /// Begins a capture. The modes are 0 for global, 1 for the thread's, 2 for relaxed.
 pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
@@ -36,5 +36,68 @@ pub(crate) fn end_well(stream: &Stream) -> Result<()> {
         code == CUresult::CUDA_SUCCESS,
         "the capture is lost: {code}"
     );
+    Ok(())
+}
+
+/// A graph of such a program, to be launched.
+#[derive(Debug)]
+pub(crate) struct ForeignExec {
+    exec: CUgraphExec,
+    stream: Stream,
+}
+
+/// Ends the capture, which must be as good as before, for launches in `stream`.
+pub(crate) fn end_into_exec(captured: &Stream, stream: &Stream) -> Result<ForeignExec> {
+    let table = captured.device().driver().table();
+    let end = table.cuStreamEndCapture.context("no capture")?;
+    let instantiate = table.cuGraphInstantiateWithFlags.context("no graphs")?;
+    let destroy = table.cuGraphDestroy.context("no graphs")?;
+    let mut graph: CUgraph = std::ptr::null_mut();
+    // SAFETY: the stream is live, and `graph` is valid for a write.
+    let code = unsafe { end(captured.as_raw(), &raw mut graph) };
+    ensure!(
+        code == CUresult::CUDA_SUCCESS,
+        "the capture is lost: {code}"
+    );
+    let mut exec: CUgraphExec = std::ptr::null_mut();
+    let _current = stream.context().bind()?;
+    // SAFETY: the graph was handed out just now, and `exec` is valid for a write.
+    let made = unsafe { instantiate(&raw mut exec, graph, 0) };
+    // SAFETY: as above; the executable graph does not need it.
+    unsafe { destroy(graph) };
+    ensure!(made == CUresult::CUDA_SUCCESS, "{made}");
+    let stream = stream.clone();
+    Ok(ForeignExec { exec, stream })
+}
+
+impl ForeignExec {
+    /// Launches it and waits.
+    pub(crate) fn run(&self) -> Result<()> {
+        let table = self.stream.device().driver().table();
+        let launch = table.cuGraphLaunch.context("no graphs")?;
+        // SAFETY: both are live.
+        let code = unsafe { launch(self.exec, self.stream.as_raw()) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+        Ok(self.stream.synchronize()?)
+    }
+}
+
+impl Drop for ForeignExec {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.stream.device().driver().table().cuGraphExecDestroy {
+            // SAFETY: nobody else has it, and no launch is under way.
+            unsafe { destroy(self.exec) };
+        }
+    }
+}
+
+/// Fills memory in the order of a stream, which may be captured.
+pub(crate) fn fill(address: CUdeviceptr, value: u32, count: usize, stream: &Stream) -> Result<()> {
+    let table = stream.device().driver().table();
+    let fill = table.cuMemsetD32Async.context("no memset")?;
+    let _current = stream.context().bind()?;
+    // SAFETY: the caller has that memory, and the stream is live.
+    let code = unsafe { fill(address, value, count, stream.as_raw()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
     Ok(())
 }

@@ -100,17 +100,41 @@ impl Arena {
     /// that the driver reports.
     pub fn capture_pool(&self) -> Result<CapturePool> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let device = self.0.device.ok_or_else(|| {
-            Error::not_supported(format!("{} has no memory of a device for graphs", self.0))
-        })?;
-        let stream = device.primary_context()?.stream()?;
         Ok(CapturePool(Arc::new(Shared {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             arena: self.clone(),
-            stream,
+            stream: self.stream_for_graphs()?,
             turn: Arc::default(),
             state: Mutex::default(),
         })))
+    }
+
+    /// A stream of its own for a pool, which nobody captures.
+    pub(super) fn stream_for_graphs(&self) -> Result<Stream> {
+        let device = self.0.device.ok_or_else(|| {
+            Error::not_supported(format!("{} has no memory of a device for graphs", self.0))
+        })?;
+        device.primary_context()?.stream()
+    }
+}
+
+/// Memory of an arena with room for `bytes`, for a pool that holds `held` bytes.
+pub(super) fn take_segment(
+    arena: &Arena,
+    stream: &Stream,
+    bytes: u64,
+    held: u64,
+) -> Result<DeviceBuffer<u8>> {
+    let resource = Resource::from(arena.clone());
+    let least = bytes.next_multiple_of(GRANULE);
+    let share = (held / 8).clamp(LEAST_TAKEN, MOST_TAKEN);
+    let wanted = least.max(share.next_multiple_of(GRANULE));
+    // The size of one block of an arena fits a `usize`.
+    match resource.alloc(stream, wanted as usize) {
+        Err(error) if wanted > least && error.is_out_of_memory() => {
+            resource.alloc(stream, least as usize)
+        }
+        taken => taken,
     }
 }
 
@@ -149,7 +173,7 @@ impl Shared {
             return Ok(start * UNIT);
         }
         // Not under the lock: the arena may release something that holds memory of this pool.
-        let segment = self.take(bytes as u64, held)?;
+        let segment = take_segment(&self.arena, &self.stream, bytes as u64, held)?;
         let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
         let apart = Joins {
             left: false,
@@ -161,21 +185,6 @@ impl Shared {
         let heap = state.heap(is_alone);
         heap.add(start, whole, LastUse::FREE, size, apart);
         Ok(start * UNIT)
-    }
-
-    /// Memory of the arena with room for `bytes`.
-    fn take(&self, bytes: u64, held: u64) -> Result<DeviceBuffer<u8>> {
-        let resource = Resource::from(self.arena.clone());
-        let least = bytes.next_multiple_of(GRANULE);
-        let share = (held / 8).clamp(LEAST_TAKEN, MOST_TAKEN);
-        let wanted = least.max(share.next_multiple_of(GRANULE));
-        // The size of one block of an arena fits a `usize`.
-        match resource.alloc(&self.stream, wanted as usize) {
-            Err(error) if wanted > least && error.is_out_of_memory() => {
-                resource.alloc(&self.stream, least as usize)
-            }
-            taken => taken,
-        }
     }
 }
 

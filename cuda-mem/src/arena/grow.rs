@@ -37,7 +37,7 @@ impl Inner {
             limit = limit.max(wanted + wanted / 8);
         }
         let held = self.backing.reserved().current();
-        caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
+        caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.reserved().max())
     }
 
     /// Bytes up to which growing comes first.

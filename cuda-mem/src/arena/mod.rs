@@ -3,7 +3,7 @@
 //! An [`Arena`] is a [memory resource](crate::MemoryResource). Take one where threads allocate often, or where the
 //! device has no pools. [`ArenaBuilder`] sets how it grows, reuses and releases memory, [`ArenaStats`] reports what it
 //! holds, an [`ArenaPin`] keeps memory in place whose address others hold, and a [`CapturePool`] serves captured
-//! streams. [`SleepContents`] is for arenas that release all physical memory and keep their addresses.
+//! streams, an [`ExternalCapturePool`] those that other code captures. [`SleepContents`] is for arenas that release all physical memory and keep their addresses.
 
 // Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks
 // are cut. So threads with their own streams never contend. Threads that share a stream also have small caches of their
@@ -23,6 +23,7 @@ mod cache_table;
 mod capture_pool;
 mod central_heap;
 mod counters;
+mod external_capture_pool;
 mod free;
 mod grow;
 mod header;
@@ -62,6 +63,7 @@ mod sync {
 pub use builder::ArenaBuilder;
 use builder::Source;
 pub use capture_pool::CapturePool;
+pub use external_capture_pool::ExternalCapturePool;
 pub use pin::ArenaPin;
 pub use sleep::SleepContents;
 pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
@@ -429,6 +431,32 @@ impl Arena {
             let inner: Weak<Inner> = Arc::downgrade(&self.0);
             after_wait::add(inner);
         }
+    }
+
+    /// The maximum bytes that the arena may hold; `u64::MAX` if there is none.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.0.backing.reserved().max()
+    }
+
+    /// Sets the maximum bytes that the arena may hold, as [`ArenaBuilder::max_bytes`] does. What it holds beyond a lower
+    /// maximum stays until it is released, as by [`trim_to`](MemoryResource::trim_to).
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).build()?;
+    /// arena.set_max_bytes(8 << 20);
+    /// assert!(arena.alloc::<u8>(&stream, 16 << 20).is_err());
+    /// arena.set_max_bytes(u64::MAX);
+    /// let buffer = arena.alloc::<u8>(&stream, 16 << 20)?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn set_max_bytes(&self, bytes: u64) {
+        self.0.backing.reserved().set_max(bytes);
     }
 
     /// Whether two handles refer to the same arena.

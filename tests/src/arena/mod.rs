@@ -6,6 +6,7 @@ mod background;
 mod capture_pool;
 mod captures;
 mod ends;
+mod external_captures;
 mod footprint;
 mod limits;
 mod log;

@@ -189,14 +189,6 @@ impl Backing {
         }
     }
 
-    /// The most bytes that the arena may hold.
-    pub(super) fn max(&self) -> u64 {
-        match self {
-            Self::Vmm(vmm) => vmm.max,
-            Self::Upstream(upstream) => upstream.max,
-        }
-    }
-
     pub(super) fn reserved(&self) -> &Reserved {
         match self {
             Self::Vmm(vmm) => &vmm.reserved,
@@ -214,8 +206,9 @@ impl Backing {
 }
 
 /// Bytes that an arena holds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reserved {
+    max: AtomicU64,
     current: AtomicU64,
     peak: AtomicU64,
     /// Bytes in chunks that are being given back.
@@ -225,8 +218,28 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Adds bytes, unless that exceeds `max`. Dropping the claim subtracts them again, unless it is kept.
-    fn claim(&self, bytes: u64, max: u64) -> Result<Claim<'_>> {
+    fn new(max: u64) -> Self {
+        Self {
+            max: AtomicU64::new(max),
+            current: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
+            asleep: AtomicU64::new(0),
+        }
+    }
+
+    /// The most bytes that the arena may hold.
+    pub(super) fn max(&self) -> u64 {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_max(&self, bytes: u64) {
+        self.max.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds bytes, unless that exceeds the maximum. Dropping the claim subtracts them again, unless it is kept.
+    fn claim(&self, bytes: u64) -> Result<Claim<'_>> {
+        let max = self.max();
         let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
         let relaxed = Ordering::Relaxed;
         match self.current.fetch_update(relaxed, relaxed, sum) {

@@ -16,7 +16,6 @@ use crate::stream::deferred::ResourceCall;
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
     resource: Resource,
-    pub(super) max: u64,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
 }
@@ -35,9 +34,8 @@ impl Upstream {
     pub(in crate::arena) fn new(resource: Resource, max: u64) -> Self {
         Self {
             resource,
-            max,
             state: Mutex::default(),
-            reserved: Reserved::default(),
+            reserved: Reserved::new(max),
         }
     }
 
@@ -73,7 +71,7 @@ impl Upstream {
 
     pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let own = self.own_stream(stream)?;
-        let claim = self.reserved.claim(bytes, self.max)?;
+        let claim = self.reserved.claim(bytes)?;
         let grown = self.grow_reserved(bytes, stream, &own)?;
         claim.keep();
         Ok(grown)

@@ -27,7 +27,6 @@ pub(in crate::arena) struct Vmm {
     access: Vec<(Location, Access)>,
     /// The size of one reservation of addresses, in bytes: all memory of the device.
     reservation: u64,
-    pub(super) max: u64,
     /// Held by the thread that grows, from when it finds too little memory.
     growing: Mutex<()>,
     state: Mutex<State>,
@@ -245,10 +244,9 @@ impl Vmm {
             access: access.collect(),
             memory,
             reservation: device.total_memory()?.next_multiple_of(GRANULE),
-            max,
             growing: Mutex::default(),
             state: Mutex::default(),
-            reserved: Reserved::default(),
+            reserved: Reserved::new(max),
             calls: AtomicU64::new(2),
         }))
     }
@@ -295,7 +293,7 @@ impl Vmm {
         bytes: u64,
         context: &Context,
     ) -> Result<Chunk> {
-        let claim = self.reserved.claim(bytes, self.max)?;
+        let claim = self.reserved.claim(bytes)?;
         let grown = self.grow_reserved(frontier, bytes, context)?;
         claim.keep();
         Ok(grown)
@@ -303,7 +301,7 @@ impl Vmm {
 
     /// Bytes per piece, for a growth that is counted as reserved already.
     fn piece(&self, growth: u64) -> u64 {
-        let is_limited = self.max < self.reservation;
+        let is_limited = self.reserved.max() < self.reservation;
         let largest = if is_limited {
             SMALLEST_PIECE
         } else {

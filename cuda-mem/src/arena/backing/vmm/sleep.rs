@@ -50,7 +50,7 @@ impl Vmm {
             return Ok(());
         };
         let bytes = asleep.bytes;
-        let mapped = self.reserved.claim(bytes, self.max).and_then(|claim| {
+        let mapped = self.reserved.claim(bytes).and_then(|claim| {
             self.count(4);
             let memory = self.memory.create_part(bytes)?;
             state.map(address, &memory, self)?;

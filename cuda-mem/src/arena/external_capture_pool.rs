@@ -1,0 +1,241 @@
+//! Memory of an arena for graphs that other code captures.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUdeviceptr};
+
+use super::capture_pool::take_segment;
+use super::last_use::LastUse;
+use super::recorded_events::with_relaxed_capture_mode;
+use super::tlsf::{Joins, Tlsf};
+use super::{Arena, UNIT, units};
+use crate::base::error::{Bytes, Error, Result};
+use crate::base::report;
+use crate::memory::buffer::DeviceBuffer;
+use crate::stream::Stream;
+
+/// Memory of an arena for graphs that other code captures and launches, such as PyTorch. From
+/// [`Arena::external_capture_pool`]. Graphs that this crate captures use a [`CapturePool`](super::CapturePool), which also
+/// orders their launches.
+///
+/// Memory that is freed on a captured stream is reused on that stream only, in the same capture and in later ones, also
+/// of another graph. So graphs of one pool must not run at the same time, and one that has to keep data across launches
+/// of others must not free it. The pool keeps its memory until it is dropped, at the same addresses.
+///
+/// All methods may be called from any thread.
+///
+/// ```
+/// use cuda_mem::{Arena, Driver};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let arena = Arena::builder(&device).build()?;
+///
+/// let pool = arena.external_capture_pool()?;
+/// // Here a library begins to capture `stream`, and requests memory for it.
+/// let address = pool.allocate(1000, &stream)?;
+/// // SAFETY: work that is captured later is ordered after the work that used the memory.
+/// unsafe { pool.deallocate(address, &stream) }?;
+/// assert_eq!(pool.allocate(1000, &stream)?, address);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct ExternalCapturePool {
+    arena: Arena,
+    /// Memory is taken from the arena and given back in the order of this stream, which is never captured.
+    stream: Stream,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    heaps: HashMap<Key, Tlsf>,
+    segments: Vec<DeviceBuffer<u8>>,
+}
+
+/// A stream: its handle, and the thread if the handle names another stream in each.
+type Key = (usize, Option<ThreadId>);
+
+fn key(stream: &Stream) -> Key {
+    let raw = stream.as_raw();
+    let of_thread = raw == CU_STREAM_PER_THREAD;
+    (raw.addr(), of_thread.then(|| std::thread::current().id()))
+}
+
+impl State {
+    fn held(&self) -> u64 {
+        let units: u64 = self.heaps.values().map(Tlsf::total_units).sum();
+        units * UNIT
+    }
+
+    fn live(&self) -> u64 {
+        let free: u64 = self.heaps.values().map(Tlsf::free_units).sum();
+        self.held() - free * UNIT
+    }
+}
+
+impl Arena {
+    /// A pool of memory for graphs that other code captures. Create it before the capture begins.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the arena's memory is not device memory; otherwise any error
+    /// that the driver reports.
+    pub fn external_capture_pool(&self) -> Result<ExternalCapturePool> {
+        Ok(ExternalCapturePool {
+            stream: self.stream_for_graphs()?,
+            arena: self.clone(),
+            state: Mutex::default(),
+        })
+    }
+}
+
+impl ExternalCapturePool {
+    /// Memory of `bytes` bytes for work that is captured from `stream`. Contents are unspecified. Zero bytes have address
+    /// 0. Nothing is recorded in the capture, and no capture is disturbed. If the pool has to take memory from the arena,
+    /// it waits until no other stream uses that.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), or as the arena answers;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a stream of another context than the device's primary one.
+    pub fn allocate(&self, bytes: usize, stream: &Stream) -> Result<CUdeviceptr> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        self.require_usable(stream)?;
+        let size = units(bytes).ok_or_else(|| {
+            let bytes = Bytes(bytes as u64);
+            Error::invalid(format!("{bytes} in one block of a capture pool"))
+        })?;
+        let key = key(stream);
+        let (found, held) = {
+            let mut state = self.state();
+            let heap = state.heaps.entry(key).or_default();
+            (heap.allocate(size), state.held())
+        };
+        if let Some(start) = found {
+            return Ok(start * UNIT);
+        }
+        // Not under the lock: the arena may release something that holds memory of this pool.
+        let segment = with_relaxed_capture_mode(self.stream.context(), || {
+            let segment = take_segment(&self.arena, &self.stream, bytes as u64, held)?;
+            // Launches of a graph are not ordered after this stream.
+            self.stream.as_ref().wait()?;
+            Ok(segment)
+        })?;
+        let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
+        let mut state = self.state();
+        state.segments.push(segment);
+        let heap = state.heaps.entry(key).or_default();
+        let apart = Joins {
+            left: false,
+            right: false,
+        };
+        // The block is at the start of the segment.
+        heap.add(start, whole, LastUse::FREE, size, apart);
+        Ok(start * UNIT)
+    }
+
+    /// Gives memory back to the pool for later captures of `stream`. Does nothing for address 0.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if no block that was allocated on this stream begins there;
+    /// nothing is changed.
+    ///
+    /// # Safety
+    ///
+    /// What is captured from `stream` later must be ordered after all work that uses the memory, other streams' too.
+    pub unsafe fn deallocate(&self, address: CUdeviceptr, stream: &Stream) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        self.require_usable(stream)?;
+        let mut state = self.state();
+        let heap = state.heaps.get_mut(&key(stream));
+        let freed = heap.and_then(|heap| heap.free(address / UNIT, LastUse::FREE));
+        freed.map(drop).ok_or_else(|| {
+            Error::invalid(format!(
+                "{address:#x} is no block that a capture pool of {:?} allocated on {stream}",
+                self.arena
+            ))
+        })
+    }
+
+    /// Whether the address lies in memory of this pool, allocated or free.
+    #[must_use]
+    pub fn contains(&self, address: CUdeviceptr) -> bool {
+        let state = self.state();
+        let mut segments = state.segments.iter();
+        segments.any(|segment| {
+            let start = segment.as_raw();
+            (start..start + segment.len() as u64).contains(&address)
+        })
+    }
+
+    /// Bytes that the pool has taken from its arena.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.state().held()
+    }
+
+    /// Bytes that are allocated, each block rounded up to 256.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        self.state().live()
+    }
+
+    /// Gives the memory back to the arena, which other streams reuse. Does not wait.
+    ///
+    /// Dropping the pool instead leaks the memory, because other code may still launch graphs that use it.
+    ///
+    /// # Safety
+    ///
+    /// All launches of graphs with memory of this pool must be done, and none may follow.
+    pub unsafe fn release(self) {
+        let mut state = self.state();
+        let segments = std::mem::take(&mut state.segments);
+        state.heaps.clear();
+        drop(state);
+        drop(segments);
+    }
+
+    fn require_usable(&self, stream: &Stream) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if stream.context() == self.stream.context() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{stream} of another context than the primary one of the capture pool's device"
+        )))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ExternalCapturePool {
+    fn drop(&mut self) {
+        // Graphs that use the memory may still be launched.
+        std::mem::take(&mut self.state().segments)
+            .into_iter()
+            .for_each(std::mem::forget);
+    }
+}
+
+impl fmt::Debug for ExternalCapturePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalCapturePool")
+            .field("arena", &self.arena)
+            .field("held_bytes", &self.held_bytes())
+            .field("live_bytes", &self.live_bytes())
+            .finish()
+    }
+}
