@@ -135,6 +135,42 @@ typedef struct {
   uint64_t used_high;
 } cudamem_pool_stats;
 
+/* PyTorch's name of a pool for graphs. */
+typedef struct {
+  /* See second. */
+  uint64_t first;
+  /* One of the two is 0. */
+  uint64_t second;
+} cudamem_torch_pool_id;
+
+/* What PyTorch has of a device's memory, in bytes unless stated otherwise. */
+typedef struct {
+  /* Allocated now. */
+  uint64_t allocated;
+  /* The most that was allocated at a time. */
+  uint64_t allocated_peak;
+  /* The sum of all allocations. */
+  uint64_t allocated_total;
+  /* Allocations now. */
+  uint64_t allocations;
+  /* The most allocations at a time. */
+  uint64_t allocations_peak;
+  /* All allocations so far. */
+  uint64_t allocations_total;
+  /* Held of the device now. */
+  uint64_t reserved;
+  /* The most that was held. */
+  uint64_t reserved_peak;
+  /* Held for captured graphs, a part of reserved. */
+  uint64_t graphs_reserved;
+  /* Allocated by captures, not a part of allocated. */
+  uint64_t graphs_allocated;
+  /* Requests that were tried again after waiting for the device. */
+  uint64_t retries;
+  /* Requests that failed. */
+  uint64_t failures;
+} cudamem_torch_stats;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -218,6 +254,28 @@ cudamem_status cudamem_arena_read_stats(cudamem_resource *arena, cudamem_arena_s
  The caller guarantees: arena is null or not released.
  */
 cudamem_status cudamem_arena_reset_peak(cudamem_resource *arena);
+
+/*
+ Copies from the host to a device, in the order of a stream. The host's memory may be changed when this returns.
+
+ The caller guarantees: Both have bytes bytes; stream is a default stream or a live one of the device's primary context.
+ */
+cudamem_status cudamem_copy_to_device(void *device_pointer,
+                                      const void *host,
+                                      size_t bytes,
+                                      int device,
+                                      struct CUstream_st *stream);
+
+/*
+ Copies from a device to the host, in the order of a stream, and waits for it.
+
+ The caller guarantees: As for cudamem_copy_to_device.
+ */
+cudamem_status cudamem_copy_to_host(void *host,
+                                    void *device_pointer,
+                                    size_t bytes,
+                                    int device,
+                                    struct CUstream_st *stream);
 
 /*
  The number of visible devices. Loads and starts the driver if necessary.
@@ -376,6 +434,9 @@ cudamem_status cudamem_trim(cudamem_resource *resource, uint64_t keep);
  */
 const char *cudamem_last_error_message(void);
 
+/* The status of the last error of the calling thread; 0 if there was none. */
+int cudamem_last_error_status(void);
+
 /* The driver's code (a CUresult) of the last error of the calling thread; 0 if the driver was not the reason. */
 int cudamem_last_error_driver_code(void);
 
@@ -400,6 +461,136 @@ const char *cudamem_status_name(int status);
  */
 cudamem_status cudamem_stream_detach(int device,
                                      struct CUstream_st *stream);
+
+/*
+ Makes stream wait for what is in earlier now. Does not wait on the host. Nothing is done for the same stream.
+
+ The caller guarantees: Both are default streams, or live streams of the device's primary context.
+ */
+cudamem_status cudamem_stream_wait(int device, struct CUstream_st *stream, struct CUstream_st *earlier);
+
+/*
+ Makes the functions for PyTorch serve memory of an arena for each device, created at the first request. Call it before
+ PyTorch calls any of them. record is null, or the path of a file to which requests are logged: compressed if its
+ name ends in .gz; of a device other than 0 with the number in the name. Only errors are reported on standard error, and
+ out of memory only if reports_out_of_memory is 1.
+
+ CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools.
+
+ The caller guarantees: options is null or begins with its size; record is null or a zero-terminated string.
+ */
+cudamem_status cudamem_torch_use_arena(const cudamem_arena_options *options,
+                                       const char *record,
+                                       uint32_t reports_out_of_memory);
+
+/*
+ As cudamem_torch_use_arena, with a pool of the driver for each device.
+
+ The caller guarantees: As there.
+ */
+cudamem_status cudamem_torch_use_pool(const cudamem_pool_options *options,
+                                      const char *record,
+                                      uint32_t reports_out_of_memory);
+
+/*
+ Allocates for PyTorch. Null for no bytes and on failure.
+
+ The caller guarantees: stream is a live stream of the device's primary context, or a default stream.
+ */
+void *cudamem_torch_alloc(ptrdiff_t bytes, int device, struct CUstream_st *stream);
+
+/*
+ As cudamem_torch_alloc, for a C++ caller: on failure it throws, once cudamem_torch_throw_with has said how.
+
+ The caller guarantees: As there.
+ */
+void *cudamem_torch_alloc_or_throw(ptrdiff_t bytes, int device, struct CUstream_st *stream);
+
+/*
+ Names the function with which cudamem_torch_alloc_or_throw throws: c10::detail::torchCheckFail of PyTorch, of four
+ arguments (function, file, line, message), which does not return. Null is ignored.
+
+ The caller guarantees: It is this function.
+ */
+void cudamem_torch_throw_with(const void *function);
+
+/*
+ Frees for PyTorch, after what is now in stream and in the streams recorded for the block.
+
+ The caller guarantees: pointer is null, or from cudamem_torch_alloc with the same numbers and not freed yet.
+ */
+void cudamem_torch_free(void *pointer, ptrdiff_t bytes, int device, struct CUstream_st *stream);
+
+/*
+ PyTorch's record_stream: the free of this block will also be after what is then in stream.
+
+ The caller guarantees: The stream lives until the block is freed.
+ */
+void cudamem_torch_record_stream(void *pointer, struct CUstream_st *stream);
+
+/*
+ PyTorch's empty_cache: waits for each device that was used, unless a stream is being captured, and gives unused
+ memory back.
+ */
+void cudamem_torch_reset(void);
+
+/* PyTorch's set_per_process_memory_fraction: the most that is held of the device's memory. */
+void cudamem_torch_set_memory_fraction(double fraction, int device);
+
+/*
+ The memory around an address that is mapped as one, for PyTorch. Null if it is not known.
+
+ The caller guarantees: bytes is null or valid for a write.
+ */
+void *cudamem_torch_base(void *pointer, size_t *bytes);
+
+/*
+ From now on what the streams of a capture request comes from a pool for graphs. filter is a
+ std::function<bool(cudaStream_t)> of libstdc++, which says whether a stream is of the capture.
+
+ The caller guarantees: filter is such a function, which lives until this function returns, and whose copies may be called until the end.
+ */
+void cudamem_torch_begin_pool(int device, cudamem_torch_pool_id id, void *filter);
+
+/* Ends what cudamem_torch_begin_pool began; the memory stays the pool's. */
+void cudamem_torch_end_pool(int device, cudamem_torch_pool_id id);
+
+/* One of the graphs of a pool is gone. With the last one, and once its blocks are freed, the memory goes back. */
+void cudamem_torch_release_pool(int device, cudamem_torch_pool_id id);
+
+/*
+ What PyTorch has of a device. size is sizeof(cudamem_torch_stats). All zero before the first request.
+
+ The caller guarantees: stats is null or valid for writes of size bytes.
+ */
+cudamem_status cudamem_torch_read_stats(int device, cudamem_torch_stats *stats, size_t size);
+
+/* Sets the peaks to what is there now. */
+cudamem_status cudamem_torch_reset_peaks(int device);
+
+/*
+ The resource that serves a device, with a reference for the caller.
+
+ The caller guarantees: resource is null or valid for a write.
+ */
+cudamem_status cudamem_torch_resource(int device, cudamem_resource **resource);
+
+/*
+ Writes what is logged so far, and ends the log.
+
+ CUDAMEM_STATUS_OTHER if it could not be written; the text says why.
+ */
+cudamem_status cudamem_torch_end_record(void);
+
+/*
+ Two functions with which a torch.cuda.MemPool takes its segments from resource, which then lives as long as the
+ process. There are 16 pairs.
+
+ CUDAMEM_STATUS_IN_USE if none is left.
+
+ The caller guarantees: resource is null or not released; the others are null or valid for a write.
+ */
+cudamem_status cudamem_torch_segments(cudamem_resource *resource, void **alloc, void **free);
 
 #ifdef __cplusplus
 }  // extern "C"

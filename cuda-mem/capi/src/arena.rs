@@ -97,7 +97,7 @@ pub struct ArenaStats {
     pub streams: u64,
 }
 
-fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result<Arena, Error> {
+pub(crate) fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result<Arena, Error> {
     let mut builder = builder
         .release_threshold(threshold(options.release_threshold))
         .initial_bytes(options.initial_bytes)

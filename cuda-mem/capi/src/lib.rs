@@ -5,11 +5,13 @@
 
 pub mod adaptor;
 pub mod arena;
+pub mod copy;
 pub mod device;
 pub mod pool;
 pub mod resource;
 pub mod status;
 pub mod stream;
+pub mod torch;
 
 #[cfg(test)]
 cuda_mem_watchdog::watch_program!();

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use cuda_mem::memory::PoolBuilder;
 use cuda_mem::{Driver, Error, MemoryPool, MemoryResource, ReleaseThreshold, ReusePolicy};
 
 use crate::resource::{Resource, Source};
@@ -126,6 +127,17 @@ pub(crate) fn reuse(bits: u32) -> Result<Option<ReusePolicy>, Error> {
     Ok((!policy.is_empty()).then_some(policy))
 }
 
+pub(crate) fn configure(builder: PoolBuilder, options: &PoolOptions) -> Result<MemoryPool, Error> {
+    let mut builder = builder.release_threshold(threshold(options.release_threshold));
+    if options.max_bytes > 0 {
+        builder = builder.max_size(options.max_bytes);
+    }
+    if let Some(policy) = reuse(options.reuse)? {
+        builder = builder.reuse(policy);
+    }
+    builder.build()
+}
+
 /// Creates a pool of a device's memory. `options` may be null for the defaults.
 ///
 /// CUDAMEM_STATUS_NOT_SUPPORTED if the device has no pools, with the reason.
@@ -143,15 +155,7 @@ pub unsafe extern "C" fn cudamem_pool_create(
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
-        let mut builder =
-            MemoryPool::builder(&device).release_threshold(threshold(options.release_threshold));
-        if options.max_bytes > 0 {
-            builder = builder.max_size(options.max_bytes);
-        }
-        if let Some(policy) = reuse(options.reuse)? {
-            builder = builder.reuse(policy);
-        }
-        let made = builder.build()?;
+        let made = configure(MemoryPool::builder(&device), &options)?;
         Ok((made.into(), Source::Pool))
     };
     answer(|| {

@@ -99,7 +99,7 @@ impl Resource {
     }
 }
 
-fn layout(bytes: usize, alignment: usize) -> Result<Layout, Error> {
+pub(crate) fn layout(bytes: usize, alignment: usize) -> Result<Layout, Error> {
     let alignment = if alignment == 0 { ALIGNMENT } else { alignment };
     if alignment.is_power_of_two() && bytes > isize::MAX as usize - alignment {
         let text = format!("{bytes} bytes are more than the address space has");

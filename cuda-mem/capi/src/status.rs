@@ -65,6 +65,7 @@ impl From<ErrorKind> for Status {
 /// The last error of a thread.
 #[derive(Debug, Default)]
 struct Last {
+    status: c_int,
     text: CString,
     driver_code: c_int,
     had_no_effect: bool,
@@ -100,6 +101,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<(), Error>) -> Status {
 #[cold]
 fn refuse(error: &Error) -> Status {
     keep(Last {
+        status: Status::from(error.kind()) as c_int,
         text: c_string(&error.to_string()),
         driver_code: error.code().map_or(0, |code| code.0.cast_signed()),
         had_no_effect: error.had_no_effect(),
@@ -113,6 +115,7 @@ fn broken(panic: &(dyn Any + Send)) {
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     let text = format!("a mistake in cuda-mem: {}", text.unwrap_or("no message"));
     keep(Last {
+        status: Status::Internal as c_int,
         text: c_string(&text),
         ..Last::default()
     });
@@ -192,6 +195,13 @@ pub extern "C" fn cudamem_last_error_message() -> *const c_char {
             .map_or(c"".as_ptr(), |last| last.text.as_ptr())
     })
     .unwrap_or(c"".as_ptr())
+}
+
+/// The status of the last error of the calling thread; 0 if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_last_error_status() -> c_int {
+    let status = LAST.try_with(|last| last.try_borrow().map_or(0, |last| last.status));
+    status.unwrap_or(0)
 }
 
 /// The driver's code (a CUresult) of the last error of the calling thread; 0 if the driver was not the reason.

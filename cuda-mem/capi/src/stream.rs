@@ -194,3 +194,25 @@ pub unsafe extern "C" fn cudamem_stream_detach(device: c_int, stream: *mut CUstr
         Ok(())
     })
 }
+
+/// Makes `stream` wait for what is in `earlier` now. Does not wait on the host. Nothing is done for the same stream.
+///
+/// # Safety
+///
+/// Both are default streams, or live streams of the device's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_stream_wait(
+    device: c_int,
+    stream: *mut CUstream_st,
+    earlier: *mut CUstream_st,
+) -> Status {
+    answer(|| {
+        let wait = |stream: &Stream, earlier: &Stream| stream.wait_for(earlier);
+        let with_earlier = |stream: &Stream| {
+            // SAFETY: promised by the caller, in the words of the section above.
+            unsafe { with_stream(device, earlier.cast(), |earlier| wait(stream, earlier)) }
+        };
+        // SAFETY: as above.
+        unsafe { with_stream(device, stream.cast(), with_earlier) }
+    })
+}

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUdeviceptr};
@@ -13,7 +12,7 @@ use super::recorded_events::with_relaxed_capture_mode;
 use super::tlsf::{Joins, Tlsf};
 use super::{Arena, UNIT, units};
 use crate::base::error::{Bytes, Error, Result};
-use crate::base::report;
+use crate::base::lock::Lock;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::Stream;
 
@@ -47,7 +46,7 @@ pub struct ExternalCapturePool {
     arena: Arena,
     /// Memory is taken from the arena and given back in the order of this stream, which is never captured.
     stream: Stream,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Default)]
@@ -88,7 +87,7 @@ impl Arena {
         Ok(ExternalCapturePool {
             stream: self.stream_for_graphs()?,
             arena: self.clone(),
-            state: Mutex::default(),
+            state: Lock::default(),
         })
     }
 }
@@ -113,7 +112,7 @@ impl ExternalCapturePool {
         })?;
         let key = key(stream);
         let (found, held) = {
-            let mut state = self.state();
+            let mut state = self.state.lock()?;
             let heap = state.heaps.entry(key).or_default();
             (heap.allocate(size), state.held())
         };
@@ -128,7 +127,7 @@ impl ExternalCapturePool {
             Ok(segment)
         })?;
         let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
-        let mut state = self.state();
+        let mut state = self.state.lock()?;
         state.segments.push(segment);
         let heap = state.heaps.entry(key).or_default();
         let apart = Joins {
@@ -155,7 +154,7 @@ impl ExternalCapturePool {
             return Ok(());
         }
         self.require_usable(stream)?;
-        let mut state = self.state();
+        let mut state = self.state.lock()?;
         let heap = state.heaps.get_mut(&key(stream));
         let freed = heap.and_then(|heap| heap.free(address / UNIT, LastUse::FREE));
         freed.map(drop).ok_or_else(|| {
@@ -169,24 +168,28 @@ impl ExternalCapturePool {
     /// Whether the address lies in memory of this pool, allocated or free.
     #[must_use]
     pub fn contains(&self, address: CUdeviceptr) -> bool {
-        let state = self.state();
-        let mut segments = state.segments.iter();
-        segments.any(|segment| {
+        let is_in = |segment: &DeviceBuffer<u8>| {
             let start = segment.as_raw();
             (start..start + segment.len() as u64).contains(&address)
-        })
+        };
+        let state = self.state.lock_unless_forked();
+        state.is_some_and(|state| state.segments.iter().any(is_in))
     }
 
     /// Bytes that the pool has taken from its arena.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.state().held()
+        self.state
+            .lock_unless_forked()
+            .map_or(0, |state| state.held())
     }
 
     /// Bytes that are allocated, each block rounded up to 256.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        self.state().live()
+        self.state
+            .lock_unless_forked()
+            .map_or(0, |state| state.live())
     }
 
     /// Gives the memory back to the arena, which other streams reuse. Does not wait.
@@ -197,17 +200,18 @@ impl ExternalCapturePool {
     ///
     /// All launches of graphs with memory of this pool must be done, and none may follow.
     pub unsafe fn release(self) {
-        let mut state = self.state();
-        let segments = std::mem::take(&mut state.segments);
-        state.heaps.clear();
-        drop(state);
-        drop(segments);
+        drop(self.take_segments());
+    }
+
+    fn take_segments(&self) -> Vec<DeviceBuffer<u8>> {
+        let state = self.state.lock_unless_forked();
+        state.map_or_else(Vec::new, |mut state| {
+            state.heaps.clear();
+            std::mem::take(&mut state.segments)
+        })
     }
 
     fn require_usable(&self, stream: &Stream) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         if stream.context() == self.stream.context() {
             return Ok(());
         }
@@ -215,18 +219,12 @@ impl ExternalCapturePool {
             "{stream} of another context than the primary one of the capture pool's device"
         )))
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ExternalCapturePool {
     fn drop(&mut self) {
         // Graphs that use the memory may still be launched.
-        std::mem::take(&mut self.state().segments)
-            .into_iter()
-            .for_each(std::mem::forget);
+        std::mem::forget(self.take_segments());
     }
 }
 

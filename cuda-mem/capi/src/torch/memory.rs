@@ -1,0 +1,452 @@
+//! The memory that PyTorch gets of each device.
+
+use std::alloc::Layout;
+use std::ffi::c_int;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_mem::memory::{LoggingAdaptor, StatisticsAdaptor};
+use cuda_mem::sys::CUstream;
+use cuda_mem::{
+    Arena, Context, Device, Driver, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource,
+    Stream,
+};
+use once_cell::sync::OnceCell;
+
+use super::record::Record;
+use super::{TorchStats, blocks, captures};
+use crate::arena::{self, ArenaOptions};
+use crate::pool::{self, PoolOptions};
+use crate::resource::{self, layout};
+use crate::status::invalid;
+use crate::stream::{ordinal, with_stream};
+
+/// Where the memory comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Arena(ArenaOptions),
+    Pool(PoolOptions),
+}
+
+#[derive(Debug)]
+struct Config {
+    source: Source,
+    record: Option<PathBuf>,
+    reports_out_of_memory: bool,
+}
+
+static CONFIG: OnceCell<Config> = OnceCell::new();
+
+pub(super) fn configure(
+    source: Source,
+    record: Option<PathBuf>,
+    reports_out_of_memory: bool,
+) -> Result<(), Error> {
+    let config = Config {
+        source,
+        record,
+        reports_out_of_memory,
+    };
+    CONFIG.set(config).map_err(|_| {
+        let text = "PyTorch's memory was chosen before in this process, and cannot be changed";
+        Error::new(ErrorKind::InUse, text)
+    })
+}
+
+pub(super) fn reports_out_of_memory() -> bool {
+    CONFIG
+        .get()
+        .is_none_or(|config| config.reports_out_of_memory)
+}
+
+/// More than a process can see.
+const DEVICES: usize = 64;
+
+static MEMORY: [OnceCell<Memory>; DEVICES] = [const { OnceCell::new() }; DEVICES];
+
+/// Of devices that were not used yet.
+static FRACTIONS: Mutex<Vec<(c_int, f64)>> = Mutex::new(Vec::new());
+
+fn fractions() -> MutexGuard<'static, Vec<(c_int, f64)>> {
+    FRACTIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What serves one device.
+#[derive(Debug)]
+enum Served {
+    Arena(Arena),
+    /// With an arena over it for graphs, made when it is needed.
+    Pool(Resource, OnceCell<Arena>),
+}
+
+#[derive(Debug)]
+struct Log {
+    lines: Arc<LoggingAdaptor<Resource>>,
+    file: Record,
+}
+
+/// A free that was not possible yet.
+#[derive(Debug)]
+struct Parked {
+    address: u64,
+    layout: Layout,
+    stream: usize,
+    others: Vec<usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) number: c_int,
+    device: Device,
+    context: Context,
+    served: Served,
+    counting: StatisticsAdaptor<Resource>,
+    log: Option<Log>,
+    parked: Mutex<Vec<Parked>>,
+    retries: AtomicU64,
+    failures: AtomicU64,
+}
+
+fn handle(address: usize) -> CUstream {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+fn place(device: c_int) -> Result<&'static OnceCell<Memory>, Error> {
+    let place = MEMORY.get(ordinal(device)?);
+    place.ok_or_else(|| invalid(format!("device {device} of at most {DEVICES}")))
+}
+
+fn all() -> impl Iterator<Item = &'static Memory> {
+    MEMORY.iter().filter_map(OnceCell::get)
+}
+
+impl Memory {
+    pub(super) fn of(device: c_int) -> Result<&'static Self, Error> {
+        let place = place(device)?;
+        match place.get() {
+            Some(memory) => Ok(memory),
+            None => place.get_or_try_init(|| Self::new(device)),
+        }
+    }
+
+    pub(super) fn if_used(device: c_int) -> Result<Option<&'static Self>, Error> {
+        Ok(place(device)?.get())
+    }
+
+    #[cold]
+    fn new(number: c_int) -> Result<Self, Error> {
+        let config = CONFIG.get().ok_or_else(|| {
+            invalid(
+                "call cudamem_torch_use_arena or cudamem_torch_use_pool before PyTorch allocates",
+            )
+        })?;
+        let device = Driver::load()?.device(ordinal(number)?)?;
+        let context = device.primary_context()?;
+        let fraction = fractions()
+            .iter()
+            .rev()
+            .find(|(of, _)| *of == number)
+            .map(|found| found.1);
+        let max = match fraction {
+            Some(fraction) => share(&device, fraction)?,
+            None => u64::MAX,
+        };
+        let (served, resource) = match config.source {
+            Source::Arena(options) => {
+                let arena = arena::configure(Arena::builder(&device), &options)?;
+                arena.set_max_bytes(arena.max_bytes().min(max));
+                (Served::Arena(arena.clone()), Resource::from(arena))
+            }
+            Source::Pool(options) => {
+                let mut options = options;
+                if max < u64::MAX {
+                    let limit = if options.max_bytes == 0 {
+                        u64::MAX
+                    } else {
+                        options.max_bytes
+                    };
+                    options.max_bytes = limit.min(max);
+                }
+                let pool: Resource =
+                    pool::configure(MemoryPool::builder(&device), &options)?.into();
+                (Served::Pool(pool.clone(), OnceCell::new()), pool)
+            }
+        };
+        let log = match &config.record {
+            None => None,
+            Some(path) => {
+                let file = Record::create(path, ordinal(number)?)?;
+                let lines = Arc::new(LoggingAdaptor::new(resource.clone(), file.clone()));
+                Some(Log { lines, file })
+            }
+        };
+        let top = log
+            .as_ref()
+            .map(|log| Resource::from(Arc::clone(&log.lines)));
+        Ok(Self {
+            number,
+            device,
+            context,
+            served,
+            counting: StatisticsAdaptor::new(top.unwrap_or(resource)),
+            log,
+            parked: Mutex::default(),
+            retries: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    /// # Safety
+    ///
+    /// As for `cudamem_torch_alloc`.
+    pub(super) unsafe fn allocate(&self, bytes: usize, stream: CUstream) -> Result<u64, Error> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let layout = layout(bytes, 0)?;
+        let allocate = |stream: &Stream| {
+            if let Some(allocated) = captures::allocate(self, bytes, stream) {
+                return allocated;
+            }
+            match self.counting.allocate(layout, stream) {
+                Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                    self.allocate_again(layout, stream, error)
+                }
+                answer => answer,
+            }
+        };
+        // SAFETY: promised by the caller, in the words of the section above.
+        let allocated = unsafe { with_stream(self.number, stream, allocate) };
+        allocated.inspect_err(|_| {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    /// PyTorch's own allocator waits for the device, too, before it gives up.
+    #[cold]
+    fn allocate_again(&self, layout: Layout, stream: &Stream, error: Error) -> Result<u64, Error> {
+        let waited = captures::unless_capturing(|| self.context.synchronize());
+        if !matches!(waited, Some(Ok(()))) {
+            return Err(error);
+        }
+        self.free_parked();
+        self.retries.fetch_add(1, Ordering::Relaxed);
+        self.counting.allocate(layout, stream)
+    }
+
+    /// # Safety
+    ///
+    /// As for `cudamem_torch_free`.
+    pub(super) unsafe fn deallocate(
+        &self,
+        address: u64,
+        bytes: usize,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        let others = blocks::take(address, stream);
+        if captures::deallocate(self, address, stream, !others.is_empty())? {
+            return Ok(());
+        }
+        let layout = layout(bytes, 0)?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        let freed = unsafe { self.free(address, layout, stream, &others) };
+        match freed {
+            Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
+                self.parked().push(Parked {
+                    address,
+                    layout,
+                    stream: stream.expose_provenance(),
+                    others: others
+                        .iter()
+                        .map(|stream| stream.expose_provenance())
+                        .collect(),
+                });
+                Ok(())
+            }
+            freed => freed,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `cudamem_torch_free`; the other streams are live.
+    unsafe fn free(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: CUstream,
+        others: &[CUstream],
+    ) -> Result<(), Error> {
+        if others.is_empty() {
+            // SAFETY: promised by the caller, in the words of the section above.
+            let free =
+                |stream: &Stream| unsafe { self.counting.deallocate(address, layout, stream) };
+            // SAFETY: as above.
+            return unsafe { with_stream(self.number, stream, free) };
+        }
+        let mut used = Vec::with_capacity(others.len());
+        for other in others {
+            // SAFETY: as above.
+            used.push(unsafe { with_stream(self.number, *other, |stream| Ok(stream.clone())) }?);
+        }
+        let used: Vec<&Stream> = used.iter().collect();
+        let free = |stream: &Stream| {
+            // SAFETY: as above.
+            unsafe {
+                self.counting
+                    .deallocate_after(address, layout, stream, &used)
+            }
+        };
+        // SAFETY: as above.
+        unsafe { with_stream(self.number, stream, free) }
+    }
+
+    fn parked(&self) -> MutexGuard<'_, Vec<Parked>> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tries again to free what could not be freed in a capture.
+    pub(super) fn free_parked(&self) {
+        let parked = std::mem::take(&mut *self.parked());
+        for free in parked {
+            let others: Vec<CUstream> = free.others.iter().map(|raw| handle(*raw)).collect();
+            // SAFETY: PyTorch has given the block up, and its streams live as long as the process.
+            let freed =
+                unsafe { self.free(free.address, free.layout, handle(free.stream), &others) };
+            if freed.is_err_and(|error| error.had_no_effect()) {
+                self.parked().push(free);
+            }
+        }
+    }
+
+    /// The arena for graphs.
+    pub(super) fn graph_arena(&self) -> &Arena {
+        match &self.served {
+            Served::Arena(arena) => arena,
+            Served::Pool(pool, arena) => arena.get_or_init(|| Arena::over(pool.clone())),
+        }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn stats(&self) -> Result<TorchStats, Error> {
+        let counts = self.counting.statistics();
+        let (reserved, reserved_peak) = match &self.served {
+            Served::Arena(arena) => {
+                let stats = arena.stats();
+                (stats.reserved, stats.reserved_peak)
+            }
+            Served::Pool(resource, _) => match resource.pool() {
+                Some(pool) => {
+                    let stats = pool.stats()?;
+                    (stats.reserved.current, stats.reserved.high)
+                }
+                None => (0, 0),
+            },
+        };
+        let (graphs_reserved, graphs_allocated) = captures::bytes(self);
+        let positive = |number: i64| number.max(0).cast_unsigned();
+        Ok(TorchStats {
+            allocated: positive(counts.bytes.current),
+            allocated_peak: positive(counts.bytes.peak),
+            allocated_total: counts.bytes.total,
+            allocations: positive(counts.allocations.current),
+            allocations_peak: positive(counts.allocations.peak),
+            allocations_total: counts.allocations.total,
+            reserved,
+            reserved_peak,
+            graphs_reserved,
+            graphs_allocated,
+            retries: self.retries.load(Ordering::Relaxed),
+            failures: self.failures.load(Ordering::Relaxed),
+        })
+    }
+
+    pub(super) fn reset_peaks(&self) -> Result<(), Error> {
+        self.counting.reset_peaks();
+        match &self.served {
+            Served::Arena(arena) => arena.reset_peak(),
+            Served::Pool(resource, _) => {
+                if let Some(pool) = resource.pool() {
+                    pool.reset_high_marks()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What serves the device, without PyTorch's counts.
+    pub(super) fn resource(&self) -> (Resource, resource::Source) {
+        match &self.served {
+            Served::Arena(arena) => (arena.clone().into(), resource::Source::Arena(arena.clone())),
+            Served::Pool(pool, _) => (pool.clone(), resource::Source::Pool),
+        }
+    }
+
+    fn trim(&self) -> Result<(), Error> {
+        if let Served::Pool(_, arena) = &self.served
+            && let Some(arena) = arena.get()
+        {
+            arena.trim_to(0)?;
+        }
+        self.counting.trim_to(0)
+    }
+}
+
+fn share(device: &Device, fraction: f64) -> Result<u64, Error> {
+    Ok((device.total_memory()? as f64 * fraction) as u64)
+}
+
+pub(super) fn reset() -> Result<(), Error> {
+    for memory in all() {
+        let waited = captures::unless_capturing(|| memory.context.synchronize());
+        // Nothing can be given back while the device cannot be waited for.
+        let Some(waited) = waited else { continue };
+        waited?;
+        memory.free_parked();
+        captures::give_back(memory)?;
+        memory.trim()?;
+    }
+    Ok(())
+}
+
+pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
+    if !(fraction > 0.0 && fraction <= 1.0) {
+        return Err(invalid(format!(
+            "a fraction of {fraction}; it is more than 0 and at most 1"
+        )));
+    }
+    let place = place(device)?;
+    fractions().push((device, fraction));
+    match place.get().map(|memory| (&memory.served, &memory.device)) {
+        None => Ok(()),
+        Some((Served::Arena(arena), device)) => {
+            arena.set_max_bytes(share(device, fraction)?);
+            Ok(())
+        }
+        Some((Served::Pool(..), _)) => {
+            let text = "the maximum size of a pool is chosen when it is created; set the fraction before the first \
+                        allocation";
+            Err(Error::new(ErrorKind::NotSupported, text))
+        }
+    }
+}
+
+pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
+    all().find_map(|memory| match &memory.served {
+        Served::Arena(arena) => arena.piece_at(address),
+        Served::Pool(..) => None,
+    })
+}
+
+pub(super) fn end_record() -> Result<(), Error> {
+    for log in all().filter_map(|memory| memory.log.as_ref()) {
+        log.lines.flush()?;
+        log.file.end()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! A log of requests, which may be compressed.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_mem::{Error, ErrorKind};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+#[derive(Debug)]
+enum Out {
+    Plain(File),
+    Packed(GzEncoder<File>),
+    Ended,
+}
+
+/// Where a log is written, until it is ended.
+#[derive(Clone, Debug)]
+pub(super) struct Record(Arc<Mutex<Out>>);
+
+/// The name of a device's log: that of device 0 as it is, others with their number before the endings.
+fn path_of(path: &Path, device: usize) -> PathBuf {
+    if device == 0 {
+        return path.to_owned();
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (stem, endings) = name.split_once('.').unwrap_or((&name, ""));
+    let dot = if endings.is_empty() { "" } else { "." };
+    path.with_file_name(format!("{stem}-device{device}{dot}{endings}"))
+}
+
+impl Record {
+    pub(super) fn create(path: &Path, device: usize) -> Result<Self, Error> {
+        let path = path_of(path, device);
+        let is_packed = path.extension().is_some_and(|ending| ending == "gz");
+        let file = File::create(&path).map_err(|error| {
+            let text = format!("creating the log of requests, {}: {error}", path.display());
+            Error::new(ErrorKind::System, text)
+        })?;
+        let out = if is_packed {
+            Out::Packed(GzEncoder::new(file, Compression::fast()))
+        } else {
+            Out::Plain(file)
+        };
+        Ok(Self(Arc::new(Mutex::new(out))))
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Completes the file. Later lines are lost.
+    pub(super) fn end(&self) -> Result<(), Error> {
+        let ended = match std::mem::replace(&mut *self.out(), Out::Ended) {
+            Out::Packed(packed) => packed.finish().map(drop),
+            Out::Plain(mut file) => file.flush(),
+            Out::Ended => Ok(()),
+        };
+        ended.map_err(|error| {
+            Error::new(
+                ErrorKind::System,
+                format!("writing the log of requests: {error}"),
+            )
+        })
+    }
+}
+
+impl Write for Record {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut *self.out() {
+            Out::Plain(file) => file.write(bytes),
+            Out::Packed(packed) => packed.write(bytes),
+            Out::Ended => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // A packed log is packed better without; it is complete once it is ended.
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_devices_have_their_number_in_the_name() {
+        let path = Path::new("/logs/run.csv.gz");
+        assert_eq!(path_of(path, 0), path);
+        assert_eq!(path_of(path, 2), Path::new("/logs/run-device2.csv.gz"));
+        assert_eq!(path_of(Path::new("run"), 1), Path::new("run-device1"));
+    }
+}

@@ -1,0 +1,93 @@
+//! Functions that serve the segments of a `torch.cuda.MemPool`: one pair for each resource, because PyTorch passes no
+//! argument of the user.
+
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+use cuda_mem::sys::CUstream_st;
+use cuda_mem::{Error, ErrorKind, MemoryResource as _, Resource, Stream};
+
+use super::hook;
+use crate::resource::layout;
+use crate::status::invalid;
+use crate::stream::with_stream;
+
+const COUNT: usize = 16;
+
+static RESOURCES: [OnceLock<Resource>; COUNT] = [const { OnceLock::new() }; COUNT];
+
+pub(super) type Alloc = unsafe extern "C" fn(isize, c_int, *mut CUstream_st) -> *mut c_void;
+pub(super) type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut CUstream_st);
+
+macro_rules! functions {
+    ($($number:literal)*) => {
+        [$((alloc::<$number> as Alloc, free::<$number> as Free)),*]
+    };
+}
+
+static FUNCTIONS: [(Alloc, Free); COUNT] = functions!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+
+/// Functions that take memory from a resource and give it back there.
+pub(super) fn functions_for(resource: Resource) -> Result<(Alloc, Free), Error> {
+    for (place, functions) in RESOURCES.iter().zip(FUNCTIONS) {
+        if place.set(resource.clone()).is_ok() {
+            return Ok(functions);
+        }
+    }
+    let text =
+        format!("{COUNT} resources already serve segments of PyTorch; there are no more functions");
+    Err(Error::new(ErrorKind::InUse, text))
+}
+
+fn resource(number: usize) -> Result<&'static Resource, Error> {
+    let resource = RESOURCES.get(number).and_then(OnceLock::get);
+    resource.ok_or_else(|| invalid("no resource serves these segments"))
+}
+
+/// # Safety
+///
+/// As for `cudamem_torch_alloc`.
+unsafe extern "C" fn alloc<const N: usize>(
+    bytes: isize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
+    let mut address = 0;
+    // PyTorch makes an error of its own of null.
+    hook("allocation of a segment", || {
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| invalid(format!("a segment of {bytes} bytes was requested")))?;
+        let layout = layout(bytes, 0)?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        address = unsafe {
+            with_stream(device, stream.cast(), |stream| {
+                resource(N)?.allocate(layout, stream)
+            })
+        }?;
+        Ok(())
+    });
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// # Safety
+///
+/// As for `cudamem_torch_free`.
+unsafe extern "C" fn free<const N: usize>(
+    pointer: *mut c_void,
+    bytes: isize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) {
+    hook("free of a segment", || {
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| invalid(format!("a segment of {bytes} bytes is to be freed")))?;
+        let layout = layout(bytes, 0)?;
+        let address = pointer.expose_provenance() as u64;
+        let free = |stream: &Stream| {
+            // SAFETY: promised by the caller, in the words of the section above.
+            unsafe { resource(N)?.deallocate(address, layout, stream) }
+        };
+        // SAFETY: as above.
+        unsafe { with_stream(device, stream.cast(), free) }
+    });
+}

@@ -1,0 +1,296 @@
+"""Resources: where memory comes from."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _library as c
+from ._errors import check
+from ._streams import handle_of
+
+EVERYTHING = 2**64 - 1
+"""A release threshold: nothing is given back."""
+
+
+def pool_options(
+    *, max_bytes: int | None = None, release_threshold: int | None = None, reuse: int = 0
+) -> c.PoolOptions:
+    options = c.PoolOptions()
+    c.library.cudamem_pool_options_init(options, ctypes.sizeof(options))
+    options.max_bytes = max_bytes or 0
+    options.reuse = reuse
+    if release_threshold is not None:
+        options.release_threshold = release_threshold
+    return options
+
+
+def arena_options(
+    *,
+    max_bytes: int | None = None,
+    max_share: float | None = None,
+    initial_bytes: int = 0,
+    release_threshold: int | None = None,
+    slack: float | None = None,
+    reuse: int = 0,
+    background_thread: bool = False,
+) -> c.ArenaOptions:
+    options = c.ArenaOptions()
+    c.library.cudamem_arena_options_init(options, ctypes.sizeof(options))
+    options.max_bytes = max_bytes or 0
+    options.max_share = max_share or 0.0
+    options.initial_bytes = initial_bytes
+    if release_threshold is not None:
+        options.release_threshold = release_threshold
+    options.slack = slack or 0.0
+    options.reuse = reuse
+    options.background_thread = background_thread
+    return options
+
+
+class Resource:
+    """Where memory comes from. All methods may be called from all threads.
+
+    Memory is allocated and freed in the order of a stream: see [`allocate`][cuda_mem.Resource.allocate]. Most programs
+    use a `Buffer`, or a module for their library, instead.
+    """
+
+    def __init__(self, handle: int, device: int, upstream: Resource | None = None) -> None:
+        self._handle = handle
+        self._device = device
+        self._upstream = upstream
+
+    @property
+    def device(self) -> int:
+        """The number of the device."""
+        return self._device
+
+    @property
+    def handle(self) -> int:
+        """The `cudamem_resource` of the C interface. It stays this object's."""
+        return self._handle
+
+    def allocate(self, size: int, stream: Any = None, *, alignment: int = 0) -> int:
+        """Allocates `size` bytes for work that is submitted to `stream` from now on, and returns the address; 0 for no
+        bytes. The alignment is 256 bytes.
+
+        Raises `OutOfMemoryError` if there is not enough.
+        """
+        pointer = ctypes.c_void_p()
+        status = c.library.cudamem_allocate(
+            self._handle, size, alignment, self._device, handle_of(stream), ctypes.byref(pointer)
+        )
+        check(status)
+        return pointer.value or 0
+
+    def deallocate(
+        self, address: int, size: int, stream: Any = None, *, alignment: int = 0, others: Sequence[Any] = ()
+    ) -> None:
+        """Frees memory once the work that is now in `stream` and in the streams `others` is done. Does not wait."""
+        handles = (ctypes.c_void_p * len(others))(*(handle_of(other) for other in others))
+        status = c.library.cudamem_deallocate_after(
+            self._handle, address, size, alignment, self._device, handle_of(stream), handles, len(others)
+        )
+        check(status)
+
+    def trim(self, keep: int = 0) -> None:
+        """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""
+        check(c.library.cudamem_trim(self._handle, keep))
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle and c is not None:
+            c.library.cudamem_resource_release(handle)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of device {self._device}>"
+
+
+def _created(create: Any, *arguments: Any) -> int:
+    handle = ctypes.c_void_p()
+    check(create(*arguments, ctypes.byref(handle)))
+    return handle.value or 0
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool has, in bytes, as the driver counts it."""
+
+    reserved: int
+    reserved_high: int
+    used: int
+    used_high: int
+
+
+class Pool(Resource):
+    """A memory pool of the driver (`cuMemPoolCreate`).
+
+    `max_bytes` limits it (CUDA 12.2). It keeps everything, or down to `release_threshold` bytes.
+    """
+
+    def __init__(
+        self,
+        device: int = 0,
+        *,
+        max_bytes: int | None = None,
+        release_threshold: int | None = None,
+        reuse: int = 0,
+    ) -> None:
+        options = pool_options(max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse)
+        super().__init__(_created(c.library.cudamem_pool_create, device, options), device)
+
+    @classmethod
+    def default(cls, device: int = 0) -> Pool:
+        """The device's default pool, which `cudaMallocAsync` uses unless told otherwise."""
+        pool = cls.__new__(cls)
+        Resource.__init__(pool, _created(c.library.cudamem_pool_default, device), device)
+        return pool
+
+    def make_current(self) -> None:
+        """Makes it the pool from which `cudaMallocAsync` and `cuMemAllocAsync` take memory, in any library of this
+        process."""
+        check(c.library.cudamem_pool_make_current(self._handle))
+        # It has to live as long as it is the current one.
+        c.library.cudamem_resource_retain(self._handle)
+
+    def stats(self) -> PoolStats:
+        """What the pool has now."""
+        stats = c.PoolStats()
+        check(c.library.cudamem_pool_read_stats(self._handle, stats, ctypes.sizeof(stats)))
+        return PoolStats(stats.reserved, stats.reserved_high, stats.used, stats.used_high)
+
+
+@dataclass(frozen=True)
+class ArenaStats:
+    """What an arena has, in bytes unless stated otherwise."""
+
+    reserved: int
+    reserved_peak: int
+    live: int
+    live_blocks: int
+    """Blocks."""
+    grown: int
+    """How often it grew."""
+    released: int
+    """How many pieces it has given back."""
+    driver_calls: int
+    """Driver calls that it has made."""
+    streams: int
+    """Streams that it has or had memory for."""
+
+
+class Arena(Resource):
+    """A sub-allocator that answers most requests without a driver call.
+
+    `max_bytes`, or `max_share` of the device's memory, limits what it holds. It takes `initial_bytes` at once, keeps
+    everything or down to `release_threshold` bytes, and holds at most `slack` times what was alive at the peak. A
+    `background_thread` prepares large blocks. With `upstream` it takes its memory from another resource.
+    """
+
+    def __init__(
+        self,
+        device: int | None = None,
+        *,
+        upstream: Resource | None = None,
+        max_bytes: int | None = None,
+        max_share: float | None = None,
+        initial_bytes: int = 0,
+        release_threshold: int | None = None,
+        slack: float | None = None,
+        reuse: int = 0,
+        background_thread: bool = False,
+    ) -> None:
+        options = arena_options(
+            max_bytes=max_bytes,
+            max_share=max_share,
+            initial_bytes=initial_bytes,
+            release_threshold=release_threshold,
+            slack=slack,
+            reuse=reuse,
+            background_thread=background_thread,
+        )
+        if upstream is None:
+            device = device or 0
+            handle = _created(c.library.cudamem_arena_create, device, options)
+        else:
+            if device not in (None, upstream.device):
+                raise ValueError(f"device {device}, and the upstream is of device {upstream.device}")
+            device = upstream.device
+            handle = _created(c.library.cudamem_arena_create_over, upstream.handle, options)
+        super().__init__(handle, device, upstream)
+
+    def stats(self) -> ArenaStats:
+        """What the arena has now. Makes no driver call."""
+        stats = c.ArenaStats()
+        check(c.library.cudamem_arena_read_stats(self._handle, stats, ctypes.sizeof(stats)))
+        return ArenaStats(*(getattr(stats, name) for name, _ in stats._fields_))
+
+    def reset_peak(self) -> None:
+        """Sets `reserved_peak` to what is held now."""
+        check(c.library.cudamem_arena_reset_peak(self._handle))
+
+
+class Limit(Resource):
+    """At most `limit` bytes of another resource at a time."""
+
+    def __init__(self, upstream: Resource, limit: int) -> None:
+        handle = _created(c.library.cudamem_limit_create, upstream.handle, limit)
+        super().__init__(handle, upstream.device, upstream)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Bytes and allocations that went through a resource: now, the most at a time, and in total."""
+
+    bytes: int
+    bytes_peak: int
+    bytes_total: int
+    allocations: int
+    allocations_peak: int
+    allocations_total: int
+
+
+class Statistics(Resource):
+    """Counts what is allocated of another resource through it."""
+
+    def __init__(self, upstream: Resource) -> None:
+        handle = _created(c.library.cudamem_statistics_create, upstream.handle)
+        super().__init__(handle, upstream.device, upstream)
+
+    def counts(self) -> Counts:
+        """The counts now."""
+        counts = c.Statistics()
+        check(c.library.cudamem_statistics_read(self._handle, counts, ctypes.sizeof(counts)))
+        return Counts(*(getattr(counts, name) for name, _ in counts._fields_))
+
+
+class Checked(Resource):
+    """Answers wrong frees of another resource: a second one, one of a foreign address, one with a wrong size, and with
+    `streams` one on another stream."""
+
+    def __init__(self, upstream: Resource, *, streams: bool = False) -> None:
+        handle = _created(c.library.cudamem_checked_create, upstream.handle, int(streams))
+        super().__init__(handle, upstream.device, upstream)
+
+
+def device_count() -> int:
+    """The number of visible devices. Raises `NoDriverError` if there is no driver."""
+    count = ctypes.c_int()
+    check(c.library.cudamem_device_count(ctypes.byref(count)))
+    return count.value
+
+
+def driver_version() -> int:
+    """The driver's CUDA version: 13000 for 13.0."""
+    version = ctypes.c_int()
+    check(c.library.cudamem_driver_version(ctypes.byref(version)))
+    return version.value
+
+
+def device_memory(device: int = 0) -> tuple[int, int]:
+    """Free and total memory of a device, in bytes."""
+    free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    check(c.library.cudamem_device_memory(device, ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
