@@ -110,3 +110,13 @@ fn larger_blocks_replace_each_other_in_turn() {
     assert_eq!(taken, (DEPTH as u64..2 * DEPTH as u64).collect::<Vec<_>>());
     assert_eq!(last_freed.units(), 0);
 }
+
+#[test]
+fn round_sizes_fall_into_different_sets() {
+    for step in [1, 2, 4, 8, 16, 64] {
+        let sizes = (1..=16).map(|count| set_of(count * step));
+        let sets: std::collections::HashSet<usize> = sizes.collect();
+        assert!(sets.iter().all(|set| *set < SETS));
+        assert!(sets.len() >= 8, "{step}: {sets:?}");
+    }
+}

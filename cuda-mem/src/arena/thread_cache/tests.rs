@@ -93,3 +93,24 @@ fn a_flush_takes_every_block() {
     assert_eq!(cache.units(number()), 0);
     assert!(cache.flush(number()).is_empty());
 }
+
+#[test]
+fn a_thread_remembers_the_caches_of_living_arenas_only() {
+    // A thread of its own, because others run tests that join.
+    let worker = thread::spawn(|| {
+        let living = Arc::<ThreadCaches>::default();
+        come(&living);
+        for arena in 1..20 {
+            let ended = Arc::<ThreadCaches>::default();
+            let asked = || ended.of_thread(ARENA + arena, STREAM, number());
+            assert!((0..TRIES).map(|_| asked()).any(|cache| cache.is_some()));
+        }
+        let remembered = JOINED.with_borrow(|all| {
+            let is_living = |joined: &&Joined| joined.caches.strong_count() > 0;
+            (all.len(), all.iter().filter(is_living).count())
+        });
+        // The last that ended is removed when the thread joins another.
+        assert_eq!(remembered, (2, 1));
+    });
+    worker.join().expect("the thread");
+}

@@ -138,3 +138,10 @@ fn numbers_of_headers_are_given_again() {
     }
     assert_eq!(heap.bytes(), bytes);
 }
+
+#[test]
+fn all_parts_are_counted() {
+    let (heap, _) = many(100, &mut Random::new(1));
+    let tables = heap.headers.bytes() + heap.classes.bytes() + heap.used.bytes();
+    assert!(heap.bytes() > tables && heap.used.bytes() > 0);
+}
