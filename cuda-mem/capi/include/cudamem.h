@@ -84,6 +84,11 @@ typedef struct {
   uint32_t reuse;
   /* 1: a thread of its own prepares large blocks. */
   uint32_t background_thread;
+  /*
+   How long a growth beyond the slack may wait for the device, in nanoseconds, so that memory can move instead; 0 for
+   not at all.
+   */
+  uint64_t growth_wait;
 } cudamem_arena_options;
 
 /* What an arena has, in bytes unless stated otherwise. */

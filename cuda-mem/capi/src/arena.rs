@@ -1,6 +1,7 @@
 //! Arenas: the sub-allocator.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use cuda_mem::arena::ArenaBuilder;
 use cuda_mem::{Arena, Driver, Error};
@@ -30,6 +31,9 @@ pub struct ArenaOptions {
     pub reuse: u32,
     /// 1: a thread of its own prepares large blocks.
     pub background_thread: u32,
+    /// How long a growth beyond the slack may wait for the device, in nanoseconds, so that memory can move instead; 0 for
+    /// not at all.
+    pub growth_wait: u64,
 }
 
 impl Default for ArenaOptions {
@@ -43,11 +47,12 @@ impl Default for ArenaOptions {
             slack: 0.0,
             reuse: 0,
             background_thread: 0,
+            growth_wait: 0,
         }
     }
 }
 
-// SAFETY: numbers, the last two of which fill a word.
+// SAFETY: numbers, of which the two small ones fill a word.
 unsafe impl Plain for ArenaOptions {
     const FIRST_SIZE: usize = 56;
 }
@@ -57,7 +62,7 @@ unsafe impl Plain for ArenaStats {
     const FIRST_SIZE: usize = 64;
 }
 
-const _: () = assert!(size_of::<ArenaOptions>() == 56 && size_of::<ArenaStats>() == 64);
+const _: () = assert!(size_of::<ArenaOptions>() == 64 && size_of::<ArenaStats>() == 64);
 
 /// Fills in the defaults. `size` is sizeof(cudamem_arena_options). Null is ignored, and so is a wrong size: creating the
 /// arena then refuses the options.
@@ -115,7 +120,9 @@ pub(crate) fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result
     if let Some(policy) = reuse(options.reuse)? {
         builder = builder.reuse(policy);
     }
-    builder.build()
+    builder
+        .growth_wait(Duration::from_nanos(options.growth_wait))
+        .build()
 }
 
 /// Creates an arena of a device's memory: a sub-allocator that answers most requests without a driver call. `options`

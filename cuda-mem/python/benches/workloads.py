@@ -17,6 +17,7 @@ parser.add_argument("--steps", type=int)
 parser.add_argument("--batch", type=int, default=12)
 parser.add_argument("--cap", type=int, help="MiB that the allocator may hold")
 parser.add_argument("--slack", type=float)
+parser.add_argument("--growth-wait", type=float)
 parser.add_argument("--record")
 options = parser.parse_args()
 
@@ -33,7 +34,9 @@ if options.allocator in ("arena", "pool"):
     import cuda_mem.torch
 
     if options.allocator == "arena":
-        cuda_mem.torch.use_arena(max_bytes=cap, slack=options.slack, record=options.record)
+        chosen = {"slack": options.slack, "growth_wait": options.growth_wait}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        cuda_mem.torch.use_arena(max_bytes=cap, record=options.record, **chosen)
     else:
         cuda_mem.torch.use_pool(max_bytes=cap, record=options.record)
 elif cap:

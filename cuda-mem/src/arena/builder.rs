@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use super::background::Background;
 use super::backing::{Backing, Upstream, Vmm};
@@ -44,6 +45,7 @@ pub struct ArenaBuilder {
     max_share: f64,
     initial: u64,
     slack: f64,
+    growth_wait: Duration,
     threshold: ReleaseThreshold,
     peers: Vec<Device>,
     fallback: Fallback,
@@ -66,6 +68,7 @@ impl ArenaBuilder {
             max_share: f64::INFINITY,
             initial: 0,
             slack: SLACK,
+            growth_wait: Duration::ZERO,
             threshold: ReleaseThreshold::default(),
             peers: Vec::new(),
             fallback: Fallback::default(),
@@ -156,6 +159,32 @@ impl ArenaBuilder {
     /// ```
     pub fn slack(mut self, ratio: f64) -> Self {
         self.slack = ratio;
+        self
+    }
+
+    /// How long a growth beyond the [`slack`](Self::slack) may wait for the device. The default is zero: no request ever
+    /// waits.
+    ///
+    /// Memory can move only once the work that used it is done. A program that submits work faster than the device does
+    /// it therefore makes the arena grow. With a wait the request sleeps until the work that is now in the streams is
+    /// done, or the time is up, and then memory moves if it can. Requests that do not grow the arena never wait, so a
+    /// program whose sizes recur waits at its start only. The time is a limit for work that cannot end before the calling
+    /// thread goes on.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use cuda_mem::{Arena, Driver};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let arena = Arena::builder(&device)
+    ///     .slack(1.02)
+    ///     .growth_wait(Duration::from_secs(1))
+    ///     .build()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn growth_wait(mut self, limit: Duration) -> Self {
+        self.growth_wait = limit;
         self
     }
 
@@ -251,13 +280,16 @@ impl ArenaBuilder {
             driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
         }
         peers.retain(|peer| *peer != device);
-        let initial = self.initial.min(max).min(total);
+        let sizes = Sizes {
+            initial: self.initial.min(max).min(total),
+            slack: self.slack,
+            growth_wait: self.growth_wait,
+        };
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
             let mut properties = MemoryProperties::of_device(device);
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            let sizes = (initial, self.slack);
             return Ok(assemble(Backing::Vmm(vmm), properties, self.reuse, sizes));
         }
         if self.fallback == Fallback::Refuse || !peers.is_empty() {
@@ -269,12 +301,7 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
-        Ok(assemble(
-            backing,
-            properties,
-            self.reuse,
-            (initial, self.slack),
-        ))
+        Ok(assemble(backing, properties, self.reuse, sizes))
     }
 
     #[track_caller]
@@ -286,21 +313,25 @@ impl ArenaBuilder {
             )));
         }
         let properties = upstream.memory_properties();
-        let initial = self.initial.min(self.max);
+        let sizes = Sizes {
+            initial: self.initial.min(self.max),
+            slack: self.slack,
+            growth_wait: self.growth_wait,
+        };
         let backing = Backing::Upstream(Upstream::new(upstream, self.max));
-        Ok(assemble(
-            backing,
-            properties,
-            self.reuse,
-            (initial, self.slack),
-        ))
+        Ok(assemble(backing, properties, self.reuse, sizes))
     }
 
     #[track_caller]
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, u64::MAX));
-        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, (0, SLACK))
+        let sizes = Sizes {
+            initial: 0,
+            slack: SLACK,
+            growth_wait: Duration::ZERO,
+        };
+        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, sizes)
     }
 }
 
@@ -314,17 +345,25 @@ fn start(arena: Arena, threshold: ReleaseThreshold, background: bool) -> Result<
     Ok(arena)
 }
 
+/// How an arena grows.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    initial: u64,
+    slack: f64,
+    growth_wait: Duration,
+}
+
 #[track_caller]
 fn assemble(
     backing: Backing,
     properties: MemoryProperties,
     reuse: ReusePolicy,
-    (initial, slack): (u64, f64),
+    sizes: Sizes,
 ) -> Arena {
     // From 1, because the slots of streams are initially 0.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let central = Central::new();
-    if initial > 0 {
+    if sizes.initial > 0 {
         // Otherwise all of it would count as used by the first stream.
         central.lock(thread::number()).share(0, 0);
     }
@@ -333,8 +372,9 @@ fn assemble(
         device: properties.device,
         properties,
         reuse,
-        initial: AtomicU64::new(initial),
-        slack,
+        initial: AtomicU64::new(sizes.initial),
+        slack: sizes.slack,
+        growth_wait: sizes.growth_wait,
         mark: AtomicU64::new(0),
         moves: Moves::default(),
         pins: Pins::default(),

@@ -114,6 +114,9 @@ impl Inner {
         let mut rest = bytes.saturating_sub(tail);
         let mut place = frontier;
         let is_beyond = self.is_beyond_slack(bytes, rest);
+        if is_beyond {
+            self.wait_to_move(bytes);
+        }
         if is_beyond && self.move_back(bytes, rest, id, stream.context()) {
             let mut central = self.central.lock(thread::number());
             return Ok(central.allocate(size, id, &self.central.counters));

@@ -3,7 +3,8 @@
 //! An [`Arena`] is a [memory resource](crate::MemoryResource). Take one where threads allocate often, or where the
 //! device has no pools. [`ArenaBuilder`] sets how it grows, reuses and releases memory, [`ArenaStats`] reports what it
 //! holds, an [`ArenaPin`] keeps memory in place whose address others hold, and a [`CapturePool`] serves captured
-//! streams, an [`ExternalCapturePool`] those that other code captures. [`SleepContents`] is for arenas that release all physical memory and keep their addresses.
+//! streams, an [`ExternalCapturePool`] those that other code captures. [`SleepContents`] is for arenas that release all
+//! physical memory and keep their addresses.
 
 // Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks
 // are cut. So threads with their own streams never contend. Threads that share a stream also have small caches of their
@@ -71,6 +72,7 @@ pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use bytemuck::Pod;
 
@@ -158,6 +160,8 @@ struct Inner {
     initial: AtomicU64,
     /// The arena may hold this many times the program's peak before memory moves.
     slack: f64,
+    /// How long a growth beyond that may wait for the device.
+    growth_wait: Duration,
     /// The highest demand of the program so far, in bytes.
     mark: AtomicU64,
     moves: Moves,

@@ -1,9 +1,11 @@
 //! Moves of physical memory: free and completed chunks are mapped where the arena grows, so that less is newly created.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::backing::Chunk;
 use super::last_use::LastUse;
+use super::page_map::CacheId;
 use super::slow_path::count;
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::stream::context::Context;
@@ -22,8 +24,13 @@ pub(super) struct Moves {
 const PATIENCE: u32 = 8;
 /// Free bytes that are worth a search.
 const MUCH: u64 = 32 << 20;
+/// The first pause between two looks at streams that are waited for, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// At most 2 to this power growths skip their search.
 const LONGEST_REST: u32 = 6;
+/// The same if growths may wait: then a search finds nothing only if there is nothing.
+const LONGEST_REST_WITH_WAITS: u32 = 2;
 
 impl Moves {
     /// The caller holds the turn to grow.
@@ -33,11 +40,11 @@ impl Moves {
         rest == 0
     }
 
-    fn tried(&self, found: bool) {
+    fn tried(&self, found: bool, longest_rest: u32) {
         let vain = if found {
             0
         } else {
-            (self.vain.load(Ordering::Relaxed) + 1).min(PATIENCE + LONGEST_REST)
+            (self.vain.load(Ordering::Relaxed) + 1).min(PATIENCE + longest_rest)
         };
         self.vain.store(vain, Ordering::Relaxed);
         let rest = (1 << vain.saturating_sub(PATIENCE)) - 1;
@@ -93,6 +100,43 @@ impl Inner {
         held > self.small() && held as f64 > mark as f64 * self.slack
     }
 
+    /// Waits until what the streams have now is done, so that free memory can move, at most as long as a growth may
+    /// [wait](super::ArenaBuilder::growth_wait). The caller holds the turn to grow.
+    #[cold]
+    pub(super) fn wait_to_move(&self, bytes: u64) {
+        let is_due = self.moves.rest.load(Ordering::Relaxed) == 0;
+        let may_move = self.may_query() && self.backing.can_move();
+        if self.growth_wait.is_zero() || !is_due || !may_move {
+            return;
+        }
+        if self.free_bytes() < bytes.min(MUCH) {
+            return;
+        }
+        let me = thread::number();
+        let begin = Instant::now();
+        self.central.lock(me).share(0, epoch::now());
+        let (mut last, mut pause) = (None, FIRST_PAUSE);
+        while begin.elapsed() < self.growth_wait {
+            let mut state = self.slow_state();
+            self.query_all(&mut state);
+            let uses = state.streams.iter().enumerate();
+            let central = self.central.lock(me);
+            let newest = |id: usize| central.newest(id as CacheId);
+            // What is freed while this waits is not waited for.
+            let wanted: &Vec<u64> =
+                last.get_or_insert_with(|| uses.clone().map(|(id, _)| newest(id)).collect());
+            let mut waited_for = wanted.iter().zip(&state.streams);
+            let is_done = waited_for.all(|(epoch, progress)| progress.done() >= *epoch);
+            drop(central);
+            drop(state);
+            if is_done {
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
     /// Moves free and completed chunks to a place, up to `bytes` or slightly more. Returns the bytes moved. The caller
     /// holds the turn to grow.
     #[cold]
@@ -119,7 +163,13 @@ impl Inner {
     fn move_up_to(&self, place: Place, bytes: u64, context: &Context) -> (u64, u64) {
         let (chunks, movable) = self.take_movable(place, bytes);
         let moved = self.move_chunks(chunks, place, context);
-        self.moves.tried(moved > 0);
+        let may_wait = !self.growth_wait.is_zero();
+        let longest_rest = if may_wait {
+            LONGEST_REST_WITH_WAITS
+        } else {
+            LONGEST_REST
+        };
+        self.moves.tried(moved > 0, longest_rest);
         (moved, movable)
     }
 

@@ -8,6 +8,7 @@ mod captures;
 mod ends;
 mod external_captures;
 mod footprint;
+mod growth_wait;
 mod limits;
 mod log;
 mod medium;

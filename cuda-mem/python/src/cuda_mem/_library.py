@@ -33,6 +33,7 @@ class ArenaOptions(ctypes.Structure):
         ("slack", c_double),
         ("reuse", c_uint32),
         ("background_thread", c_uint32),
+        ("growth_wait", c_uint64),
     ]
 
 

@@ -36,6 +36,7 @@ def arena_options(
     slack: float | None = None,
     reuse: int = 0,
     background_thread: bool = False,
+    growth_wait: float = 0.0,
 ) -> c.ArenaOptions:
     options = c.ArenaOptions()
     c.library.cudamem_arena_options_init(options, ctypes.sizeof(options))
@@ -47,6 +48,7 @@ def arena_options(
     options.slack = slack or 0.0
     options.reuse = reuse
     options.background_thread = background_thread
+    options.growth_wait = round(growth_wait * 1e9)
     return options
 
 
@@ -186,7 +188,8 @@ class Arena(Resource):
 
     `max_bytes`, or `max_share` of the device's memory, limits what it holds. It takes `initial_bytes` at once, keeps
     everything or down to `release_threshold` bytes, and holds at most `slack` times what was alive at the peak. A
-    `background_thread` prepares large blocks. With `upstream` it takes its memory from another resource.
+    `background_thread` prepares large blocks. A growth beyond the slack may wait for the device up to `growth_wait`
+    seconds, so that memory can move instead. With `upstream` it takes its memory from another resource.
     """
 
     def __init__(
@@ -201,6 +204,7 @@ class Arena(Resource):
         slack: float | None = None,
         reuse: int = 0,
         background_thread: bool = False,
+        growth_wait: float = 0.0,
     ) -> None:
         options = arena_options(
             max_bytes=max_bytes,
@@ -210,6 +214,7 @@ class Arena(Resource):
             slack=slack,
             reuse=reuse,
             background_thread=background_thread,
+            growth_wait=growth_wait,
         )
         if upstream is None:
             device = device or 0

@@ -42,7 +42,7 @@ class MemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
     def memalloc(self, size: int) -> Any:
         found, _ = self._resource()
         address = found.allocate(size)
-        pointer = ctypes.c_uint64(address)
+        pointer = ctypes.c_void_p(address)
 
         def free() -> None:
             found.deallocate(address, size)

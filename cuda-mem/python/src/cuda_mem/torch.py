@@ -56,15 +56,17 @@ def use_arena(
     max_share: float | None = None,
     initial_bytes: int = 0,
     release_threshold: int | None = None,
-    slack: float | None = None,
+    slack: float = 1.02,
     reuse: int = 0,
     background_thread: bool = False,
+    growth_wait: float = 1.0,
     record: str | os.PathLike[str] | None = None,
     shim: bool | None = None,
     statistics: bool = True,
 ) -> None:
     """Serves PyTorch from an arena of each device, created at the first request. The options are those of
-    `cuda_mem.Arena`.
+    `cuda_mem.Arena`. By default a growth may wait for the device, as PyTorch's own allocator does when memory runs out;
+    this happens while a program still meets new sizes.
 
     `record` names a file to which requests are logged, for `python -m cuda_mem replay`; a name in .gz is compressed.
 
@@ -85,6 +87,7 @@ def use_arena(
         slack=slack,
         reuse=reuse,
         background_thread=background_thread,
+        growth_wait=growth_wait,
     )
     _use(c.library.cudamem_torch_use_arena, options, record, shim, statistics)
 
