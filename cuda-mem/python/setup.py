@@ -1,6 +1,7 @@
 """Builds the wheel: the C library and two programs, made by cargo, beside the Python files."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -15,7 +16,8 @@ WORKSPACE = HERE.parent.parent
 
 def cargo(*arguments):
     """Builds something, and returns the files that it became."""
-    command = ["cargo", "build", "--release", "--message-format=json-render-diagnostics", *arguments]
+    profile = os.environ.get("CUDA_MEM_PROFILE", "release")
+    command = ["cargo", "build", "--profile", profile, "--message-format=json-render-diagnostics", *arguments]
     output = subprocess.run(command, cwd=WORKSPACE, check=True, stdout=subprocess.PIPE).stdout
     messages = [json.loads(line) for line in output.splitlines()]
     return [

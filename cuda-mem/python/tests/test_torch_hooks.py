@@ -1,0 +1,256 @@
+"""The functions that PyTorch calls, without PyTorch, on the simulated driver or a GPU: a process for each test, because
+the memory is chosen once."""
+
+import gzip
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+SETUP = """
+import ctypes, threading
+import cuda_mem
+from cuda_mem import _library as c
+from cuda_mem._resources import arena_options, pool_options
+from cuda_mem._errors import check
+lib = c.library
+MIB = 1 << 20
+def stats():
+    found = c.TorchStats()
+    check(lib.cudamem_torch_read_stats(0, found, ctypes.sizeof(found)))
+    return found
+def use_arena(record=None, **options):
+    check(lib.cudamem_torch_use_arena(arena_options(**options), record, 1))
+def use_pool(record=None, **options):
+    check(lib.cudamem_torch_use_pool(pool_options(**options), record, 1))
+
+# A std::function<bool(cudaStream_t)> as libstdc++ lays it out, which counts its copies.
+MANAGER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+INVOKER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+class Function(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_uint64 * 2), ("manager", MANAGER), ("invoker", INVOKER)]
+copies = 0
+def manage(to, source, operation):
+    global copies
+    if operation == 2:
+        ctypes.memmove(to, source, 16)
+        copies += 1
+    elif operation == 3:
+        copies -= 1
+    return False
+def takes(data, stream):
+    return (stream.contents.value or 0) == ctypes.c_uint64.from_address(data).value
+manager, invoker = MANAGER(manage), INVOKER(takes)
+def filter_for(stream):
+    return Function((ctypes.c_uint64 * 2)(stream, 0), manager, invoker)
+class PoolId(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+lib.cudamem_torch_begin_pool.argtypes = [ctypes.c_int, PoolId, ctypes.c_void_p]
+lib.cudamem_torch_end_pool.argtypes = [ctypes.c_int, PoolId]
+lib.cudamem_torch_release_pool.argtypes = [ctypes.c_int, PoolId]
+def begin(number, stream):
+    lib.cudamem_torch_begin_pool(0, PoolId(0, number), ctypes.byref(filter_for(stream)))
+"""
+
+
+def run(program):
+    text = SETUP + textwrap.dedent(program) + "\nprint('done')\n"
+    outcome = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    shown = outcome.stdout + outcome.stderr
+    if outcome.returncode != 0 or not outcome.stdout.endswith("done\n"):
+        raise AssertionError(f"exit status {outcome.returncode}:\n{shown}")
+    return outcome.stderr
+
+
+class Hooks(unittest.TestCase):
+    def test_blocks_and_statistics(self):
+        for use in ("use_arena()", "use_pool()"):
+            told = run(
+                f"""
+                {use}
+                assert stats().allocated == 0
+                first = lib.cudamem_torch_alloc(1000, 0, None)
+                second = lib.cudamem_torch_alloc(5 * MIB, 0, 2)
+                assert first and second and lib.cudamem_torch_alloc(0, 0, None) is None
+                found = stats()
+                assert (found.allocated, found.allocations) == (1000 + 5 * MIB, 2)
+                assert found.reserved >= found.allocated
+                lib.cudamem_torch_free(first, 1000, 0, None)
+                lib.cudamem_torch_record_stream(second, None)
+                lib.cudamem_torch_free(second, 5 * MIB, 0, 2)
+                lib.cudamem_torch_free(None, 0, 0, None)
+                check(lib.cudamem_torch_reset_peaks(0))
+                assert (stats().allocated, stats().allocated_peak, stats().allocated_total) == (0, 0, 1000 + 5 * MIB)
+                lib.cudamem_torch_reset()
+                assert stats().reserved == 0, stats().reserved
+                """
+            )
+            self.assertEqual(told, "")
+
+    def test_failures_are_told(self):
+        told = run(
+            """
+            assert lib.cudamem_torch_alloc(10, 0, None) is None
+            use_arena(max_bytes=8 * MIB)
+            assert lib.cudamem_torch_alloc(16 * MIB, 0, None) is None
+            assert lib.cudamem_last_error_status() == 2
+            assert lib.cudamem_torch_alloc(10, 63, None) is None
+            assert lib.cudamem_torch_alloc(-1, 0, None) is None
+            assert (stats().failures, stats().retries) == (1, 1)
+            try:
+                use_pool()
+                raise SystemExit("twice")
+            except cuda_mem.InUseError:
+                pass
+            """
+        )
+        for text in ("call cudamem_torch_use_arena", "8.0 MiB", "-1 bytes"):
+            self.assertIn(text, told)
+        self.assertEqual(told.count("cuda-mem: allocation: "), 4, told)
+
+    def test_fractions(self):
+        for use, fails in (("use_arena()", False), ("use_pool()", True)):
+            told = run(
+                f"""
+                {use}
+                total = cuda_mem.device_memory()[1]
+                lib.cudamem_torch_set_memory_fraction(64 * MIB / total, 0)
+                block = lib.cudamem_torch_alloc(60 * MIB, 0, None)
+                assert block
+                assert lib.cudamem_torch_alloc(60 * MIB, 0, None) is None
+                lib.cudamem_torch_set_memory_fraction(0.5, 0)
+                if not {fails}:
+                    assert lib.cudamem_torch_alloc(60 * MIB, 0, None)
+                lib.cudamem_torch_set_memory_fraction(2.0, 0)
+                """
+            )
+            self.assertIn("a fraction of 2", told)
+            self.assertEqual("set the fraction before" in told, fails)
+
+    def test_captures_have_memory_of_their_own(self):
+        for use in ("use_arena()", "use_pool()"):
+            told = run(
+                f"""
+                {use}
+                eager = lib.cudamem_torch_alloc(1000, 0, None)
+                begin(1, 2)
+                first = lib.cudamem_torch_alloc(1000, 0, 2)
+                assert stats().graphs_allocated == 1024 and stats().graphs_reserved >= 2 * MIB
+                # Other streams are served as before.
+                other = lib.cudamem_torch_alloc(1000, 0, None)
+                assert stats().graphs_allocated == 1024
+                lib.cudamem_torch_free(first, 1000, 0, 2)
+                assert lib.cudamem_torch_alloc(1000, 0, 2) == first, "reused in the capture"
+                # Used by another stream, too: not reused in this capture.
+                lib.cudamem_torch_record_stream(first, 1)
+                lib.cudamem_torch_free(first, 1000, 0, 2)
+                second = lib.cudamem_torch_alloc(1000, 0, 2)
+                assert second != first
+                lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+                assert copies == 0, copies
+                # After the capture the stream is served as any other.
+                later = lib.cudamem_torch_alloc(1000, 0, 2)
+                assert stats().graphs_allocated == 2048
+                # A second graph of the pool.
+                begin(1, 2)
+                assert stats().graphs_allocated == 1024, "what other streams used was waited for"
+                lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+                lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+                lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+                assert stats().graphs_reserved > 0, "a block is still allocated"
+                lib.cudamem_torch_free(second, 1000, 0, 2)
+                assert stats().graphs_reserved == 0
+                for block, stream in ((eager, None), (other, None), (later, 2)):
+                    lib.cudamem_torch_free(block, 1000, 0, stream)
+                lib.cudamem_torch_reset()
+                assert (stats().allocated, stats().reserved) == (0, 0), (stats().allocated, stats().reserved)
+                """
+            )
+            self.assertEqual(told, "")
+
+    def test_a_base_is_known_of_an_arena(self):
+        told = run(
+            """
+            use_arena()
+            block = lib.cudamem_torch_alloc(MIB, 0, None)
+            lib.cudamem_torch_base.restype = ctypes.c_void_p
+            lib.cudamem_torch_base.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+            size = ctypes.c_size_t()
+            base = lib.cudamem_torch_base(block, ctypes.byref(size))
+            assert base <= block and block + MIB <= base + size.value
+            assert lib.cudamem_torch_base(4096, ctypes.byref(size)) is None and size.value == 0
+            """
+        )
+        self.assertIn("base allocation", told)
+
+    def test_a_log_is_packed_and_complete(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "run.csv.gz"
+            run(
+                f"""
+                use_arena(record={str(path)!r}.encode())
+                for step in range(2000):
+                    block = lib.cudamem_torch_alloc(step + 1, 0, None)
+                    lib.cudamem_torch_free(block, step + 1, 0, None)
+                check(lib.cudamem_torch_end_record())
+                check(lib.cudamem_torch_end_record())
+                lib.cudamem_torch_alloc(1, 0, None)
+                """
+            )
+            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+            self.assertEqual(lines[0], "Thread,Time,Action,Pointer,Size,Stream")
+            self.assertEqual(len(lines), 4001)
+
+    def test_threads(self):
+        run(
+            """
+            use_arena()
+            def work(seed):
+                kept = []
+                for step in range(500):
+                    size = 1 + (seed * 7919 + step * 104729) % 300_000
+                    block = lib.cudamem_torch_alloc(size, 0, 2)
+                    if step % 3 == 0:
+                        lib.cudamem_torch_record_stream(block, None)
+                    kept.append((block, size))
+                    if len(kept) > 20:
+                        lib.cudamem_torch_free(*kept.pop(step % 20), 0, 2)
+                for block, size in kept:
+                    lib.cudamem_torch_free(block, size, 0, 2)
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            [thread.start() for thread in threads]; [thread.join() for thread in threads]
+            assert (stats().allocated, stats().failures) == (0, 0)
+            """
+        )
+
+    def test_segments_come_from_a_resource(self):
+        told = run(
+            """
+            arena = cuda_mem.Arena(max_bytes=64 * MIB)
+            pointers = []
+            for count in range(16):
+                alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
+                check(lib.cudamem_torch_segments(arena.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                pointers.append((alloc.value, free.value))
+            assert len(set(pointers)) == 16
+            try:
+                check(lib.cudamem_torch_segments(arena.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                raise SystemExit("more than there are")
+            except cuda_mem.InUseError:
+                pass
+            alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(pointers[3][0])
+            free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(pointers[3][1])
+            block = alloc(2 * MIB, 0, None)
+            assert arena.stats().live == 2 * MIB
+            assert alloc(128 * MIB, 0, None) is None
+            free(block, 2 * MIB, 0, None)
+            assert arena.stats().live == 0
+            """
+        )
+        self.assertIn("a segment", told)
+
+
+if __name__ == "__main__":
+    unittest.main()
