@@ -93,16 +93,14 @@ impl Driver {
             // SAFETY: the attributes asked for below are 8 bytes wide.
             unsafe { raw::pointer::wide(self.table(), attribute, address) }
         };
-        // This attribute is as old as the call: here INVALID_VALUE refers to the address.
-        let Some(kind) = known(narrow(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE))? else {
+        let Some((kind, device)) = self.place_of(address)? else {
             return Ok(None);
         };
-        let managed = narrow(A::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
         let pool = known(wide(A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE))?;
         let rdma = known(narrow(A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE))?;
         Ok(Some(PointerInfo {
-            kind: kind_of(kind, managed),
-            device: narrow(A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?.cast_signed(),
+            kind,
+            device,
             start: wide(A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?,
             bytes: wide(A::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?,
             pool: pool
@@ -112,6 +110,23 @@ impl Driver {
                 .is_some_and(|able| able != 0),
             gpu_direct_rdma: rdma.map(|able| able != 0),
         }))
+    }
+
+    /// Where memory is, and the ordinal of its device; `None` if the driver does not know the memory. Makes three
+    /// driver calls.
+    pub(crate) fn place_of(&self, address: CUdeviceptr) -> Result<Option<(MemoryKind, i32)>> {
+        use CUpointer_attribute as A;
+        let narrow = |attribute| {
+            // SAFETY: the attributes asked for below are 4 bytes wide.
+            unsafe { raw::pointer::narrow(self.table(), attribute, address) }
+        };
+        // This attribute is as old as the call: here INVALID_VALUE refers to the address.
+        let Some(kind) = known(narrow(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE))? else {
+            return Ok(None);
+        };
+        let managed = narrow(A::CU_POINTER_ATTRIBUTE_IS_MANAGED)? != 0;
+        let device = narrow(A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?.cast_signed();
+        Ok(Some((kind_of(kind, managed), device)))
     }
 }
 
