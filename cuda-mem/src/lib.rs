@@ -47,7 +47,7 @@
 //! | [`memory`] | pools, resources, adaptors, buffers, slices, statistics |
 //! | [`arena`] | the sub-allocator |
 //! | [`mapped`] | virtual, pinned, registered and managed memory |
-//! | [`interop`] | graphs, other processes, GPUDirect |
+//! | [`interop`] | graphs, other processes, other libraries' tensors, GPUDirect |
 //! | [`placement`] | where memory should be; visible devices; NVML |
 //! | [`cpu_mapping`] | device memory that the processor reads and writes |
 //! | [`kernel`] | device code |
@@ -113,6 +113,7 @@ mod book {
         Replay "../../docs/src/replay.md"
         Resources "../../docs/src/resources.md"
         Tasks "../../docs/src/tasks.md"
+        Tensors "../../docs/src/tensors.md"
         Troubleshooting "../../docs/src/troubleshooting.md"
         VirtualMemory "../../docs/src/virtual-memory.md"
         Visibility "../../docs/src/visibility.md"

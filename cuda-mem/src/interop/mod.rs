@@ -1,8 +1,10 @@
-//! Memory shared with others: graphs, other processes, other devices of the machine.
+//! Memory shared with others: graphs, other processes, other devices of the machine, other libraries.
 //!
 //! A [`Capture`] records a stream into a [`Graph`]. On Linux a [`Channel`] shares pools, buffers and events with other
 //! processes. [`GpuDirect`] and `DmaBuf` give network cards and storage access to GPU memory.
+//! [`dlpack`] exchanges tensors with Python libraries and others.
 
+pub mod dlpack;
 pub(crate) mod gpu_direct;
 pub(crate) mod graph;
 #[cfg(target_os = "linux")]
