@@ -7,6 +7,7 @@ mod context_ends;
 mod default_pool;
 mod default_streams;
 mod device;
+mod dlpack;
 mod failure;
 mod foreign;
 mod futures;
