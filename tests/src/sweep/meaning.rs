@@ -104,6 +104,9 @@ pub const fn ordered_later_after(calls: usize) -> Answer {
     }
 }
 
+/// The host waits where one stream could not be made to wait for another.
+pub const HOST_WAITS: Answer = always(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
+
 /// What a reported failure may leave behind.
 #[derive(Clone, Copy, Debug)]
 pub struct Leftover {
