@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::import::Described;
@@ -10,7 +11,7 @@ use crate::ErrorKind;
 
 /// Memory of a producer, and how often it was taken back. The memory is never touched.
 struct Fixture {
-    deleted: AtomicUsize,
+    deleted: Arc<AtomicUsize>,
     shape: [i64; 2],
     strides: [i64; 2],
 }
@@ -18,7 +19,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         Self {
-            deleted: AtomicUsize::new(0),
+            deleted: Arc::default(),
             shape: [2, 3],
             strides: [3, 1],
         }
@@ -29,7 +30,7 @@ impl Fixture {
     }
 
     fn context(&self) -> *mut c_void {
-        ptr::from_ref(self).cast_mut().cast()
+        Arc::into_raw(Arc::clone(&self.deleted)).cast_mut().cast()
     }
 
     /// Two rows of three `f32`.
@@ -52,9 +53,9 @@ impl Fixture {
         unsafe extern "C" fn delete(raw: *mut DLManagedTensorVersioned) {
             // SAFETY: made below, and deleted once.
             let managed = unsafe { Box::from_raw(raw) };
-            // SAFETY: the fixture outlives its tensors.
-            let fixture = unsafe { &*managed.manager_ctx.cast::<Fixture>() };
-            fixture.deleted.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: made by `context`.
+            let deleted = unsafe { Arc::from_raw(managed.manager_ctx.cast::<AtomicUsize>()) };
+            deleted.fetch_add(1, Ordering::Relaxed);
         }
         let dl_tensor = self.description();
         Box::into_raw(Box::new(DLManagedTensorVersioned {
@@ -70,9 +71,9 @@ impl Fixture {
         unsafe extern "C" fn delete(raw: *mut DLManagedTensor) {
             // SAFETY: made below, and deleted once.
             let managed = unsafe { Box::from_raw(raw) };
-            // SAFETY: the fixture outlives its tensors.
-            let fixture = unsafe { &*managed.manager_ctx.cast::<Fixture>() };
-            fixture.deleted.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: made by `context`.
+            let deleted = unsafe { Arc::from_raw(managed.manager_ctx.cast::<AtomicUsize>()) };
+            deleted.fetch_add(1, Ordering::Relaxed);
         }
         let dl_tensor = self.description();
         Box::into_raw(Box::new(DLManagedTensor {
@@ -111,6 +112,8 @@ fn a_tensor_without_a_deleter_is_left_alone() {
     // SAFETY: nothing is deleted, and the box lives on.
     drop(unsafe { ManagedTensor::from_raw(&raw mut *managed) });
     assert_eq!(fixture.deleted(), 0);
+    // SAFETY: made by `context`, and no deleter has taken it.
+    drop(unsafe { Arc::from_raw(managed.manager_ctx.cast::<AtomicUsize>()) });
 }
 
 #[test]
