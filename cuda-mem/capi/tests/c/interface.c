@@ -413,6 +413,36 @@ static void faults(void) {
     WANT(reports() == 0);
 }
 
+/* Copies, and a stream that waits for another one. */
+static void copies(void) {
+    enum { WORDS = 1 << 18 };
+    static unsigned from[WORDS], to[WORDS];
+    cudamem_resource *arena;
+    stream_t first = new_stream(), second = new_stream();
+    void *block;
+    OK(cudamem_arena_create(0, NULL, &arena));
+    OK(cudamem_allocate(arena, sizeof from, 0, 0, first, &block));
+    for (unsigned i = 0; i < WORDS; i++) {
+        from[i] = 3 * i;
+    }
+    OK(cudamem_copy_to_device(block, from, sizeof from, 0, first));
+    memset(from, 0, sizeof from);
+    OK(cudamem_stream_wait(0, second, first));
+    OK(cudamem_stream_wait(0, second, second));
+    OK(cudamem_copy_to_host(to, block, sizeof to, 0, second));
+    for (unsigned i = 0; i < WORDS; i++) {
+        WANT(to[i] == 3 * i);
+    }
+    OK(cudamem_copy_to_host(NULL, NULL, 0, 0, second));
+    REFUSED(INVALID_VALUE, "a pointer is null", cudamem_copy_to_host(NULL, block, 8, 0, second));
+    REFUSED(INVALID_VALUE, "numbered from 0", cudamem_stream_wait(-3, second, first));
+    OK(cudamem_stream_wait(0, first, second));
+    OK(cudamem_deallocate(arena, block, sizeof from, 0, 0, first));
+    end_stream(first);
+    end_stream(second);
+    cudamem_resource_release(arena);
+}
+
 int main(void) {
     int count = 0, version = 0;
     uint64_t free_bytes, total;
@@ -429,6 +459,7 @@ int main(void) {
     over_a_pool();
     adaptors();
     threads();
+    copies();
     faults();
     puts("done");
     return 0;
