@@ -22,14 +22,20 @@ options = parser.parse_args()
 
 
 def measure(workload, allocator):
-    command = [sys.executable, str(HERE / "workloads.py"), workload, "--allocator", allocator]
+    command = [sys.executable]
+    if workload == "parallel":
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torch.cuda.device_count()}"]
+    command += [str(HERE / "workloads.py"), workload, "--allocator", allocator]
     if options.steps:
         command += ["--steps", str(options.steps)]
     outcome = subprocess.run(command, capture_output=True, text=True)
     if outcome.returncode != 0:
         sys.exit(f"{workload}, {allocator}: exit status {outcome.returncode}\n{outcome.stdout}{outcome.stderr}")
-    sys.stderr.write(outcome.stderr)
-    return json.loads(outcome.stdout.splitlines()[-1])
+    if workload != "parallel":
+        sys.stderr.write(outcome.stderr)
+    lines = [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
+    # Of several devices the one that held most.
+    return max(lines, key=lambda line: line["reserved"])
 
 
 import torch  # noqa: E402

@@ -11,7 +11,7 @@ import threading
 import time
 
 parser = argparse.ArgumentParser()
-parser.add_argument("workload", choices=["training", "eager", "threads", "graph", "streams"])
+parser.add_argument("workload", choices=["training", "parallel", "eager", "threads", "graph", "streams"])
 parser.add_argument("--allocator", choices=["torch", "expandable", "async", "arena", "pool"], default="arena")
 parser.add_argument("--steps", type=int)
 parser.add_argument("--batch", type=int, default=12)
@@ -76,10 +76,20 @@ class Gpt2(torch.nn.Module):
         return F.linear(self.norm(x), self.words.weight)
 
 
+def parallel(steps):
+    """The same on all devices, a process for each: `torchrun --nproc-per-node 2 workloads.py parallel`."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    yield from train(torch.nn.parallel.DistributedDataParallel(Gpt2().cuda()), steps)
+
+
 def training(steps):
     """Trains GPT-2 small with sequences of 128 to 1024 tokens, in bf16."""
     torch.manual_seed(0)
-    model = Gpt2().cuda()
+    yield from train(Gpt2().cuda(), steps)
+
+
+def train(model, steps):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     lengths = random.Random(1)
     yield
@@ -167,7 +177,7 @@ def streams(steps):
         x.record_stream(side)
 
 
-STEPS = {"training": 100, "eager": 50_000, "threads": 4500, "graph": 1000, "streams": 5000}
+STEPS = {"training": 100, "parallel": 60, "eager": 50_000, "threads": 4500, "graph": 1000, "streams": 5000}
 
 
 def measure():
@@ -190,6 +200,7 @@ def measure():
             {
                 "workload": options.workload,
                 "allocator": options.allocator,
+                "device": torch.cuda.current_device(),
                 "cap": options.cap,
                 "steps": steps,
                 "seconds": round(seconds, 4),
@@ -204,3 +215,5 @@ def measure():
 
 
 measure()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
