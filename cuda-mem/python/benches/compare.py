@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 
+import torch
+
 ALLOCATORS = ["torch", "expandable", "async", "arena"]
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -21,24 +23,43 @@ parser.add_argument("--steps", type=int)
 options = parser.parse_args()
 
 
-def measure(workload, allocator):
+def start(workload, allocator):
+    """A process that imports PyTorch and then waits."""
     command = [sys.executable]
     if workload == "parallel":
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torch.cuda.device_count()}"]
     command += [str(HERE / "workloads.py"), workload, "--allocator", allocator]
+    if workload != "parallel":
+        command += ["--wait"]
     if options.steps:
         command += ["--steps", str(options.steps)]
-    outcome = subprocess.run(command, capture_output=True, text=True)
-    if outcome.returncode != 0:
-        sys.exit(f"{workload}, {allocator}: exit status {outcome.returncode}\n{outcome.stdout}{outcome.stderr}")
-    if workload != "parallel":
-        sys.stderr.write(outcome.stderr)
-    lines = [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
+    # What PyTorch warns of is not looked at.
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+
+def finish(process, run):
+    output, _ = process.communicate("go\n")
+    if process.returncode != 0:
+        sys.exit(f"{run}: exit status {process.returncode}\n{output}")
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     # Of several devices the one that held most.
     return max(lines, key=lambda line: line["reserved"])
 
 
-import torch  # noqa: E402
+def measure(plan):
+    """Runs one after the other. The next process imports PyTorch meanwhile."""
+    following = start(*plan[0])
+    for place, run in enumerate(plan):
+        process = following
+        # Several processes on the devices would disturb each other.
+        is_alone = run[0] == "parallel"
+        if place + 1 < len(plan) and not is_alone:
+            following = start(*plan[place + 1])
+        yield run, finish(process, run)
+        if place + 1 < len(plan) and is_alone:
+            following = start(*plan[place + 1])
+
 
 print(
     f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}: each workload {options.rounds} times under each "
@@ -47,9 +68,9 @@ print(
 )
 for workload in options.workloads:
     found = {allocator: [] for allocator in options.allocators}
-    for _ in range(options.rounds):
-        for allocator in options.allocators:
-            found[allocator].append(measure(workload, allocator))
+    plan = [(workload, allocator) for _ in range(options.rounds) for allocator in options.allocators]
+    for (_, allocator), run in measure(plan):
+        found[allocator].append(run)
     print(f"\n{workload}, {found[options.allocators[0]][0]['steps']} steps")
     for allocator, runs in found.items():
         seconds = [run["seconds"] for run in runs]

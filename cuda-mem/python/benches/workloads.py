@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import threading
 import time
 
@@ -19,6 +20,7 @@ parser.add_argument("--cap", type=int, help="MiB that the allocator may hold")
 parser.add_argument("--slack", type=float)
 parser.add_argument("--growth-wait", type=float)
 parser.add_argument("--record")
+parser.add_argument("--wait", action="store_true", help="begin once a line comes, with PyTorch imported")
 options = parser.parse_args()
 
 settings = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
@@ -27,6 +29,9 @@ if options.allocator in settings:
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+
+if options.wait:
+    sys.stdin.readline()
 
 MIB = 1 << 20
 cap = options.cap * MIB if options.cap else None
