@@ -498,7 +498,7 @@ cudamem_status cudamem_torch_use_pool(const cudamem_pool_options *options,
                                       uint32_t reports_out_of_memory);
 
 /*
- Allocates for PyTorch. Null for no bytes and on failure.
+ Allocates for PyTorch. Null for no bytes and on failure. In a capture it asks PyTorch for the pool, which may throw.
 
  The caller guarantees: stream is a live stream of the device's primary context, or a default stream.
  */
@@ -560,8 +560,12 @@ void cudamem_torch_begin_pool(int device, cudamem_torch_pool_id id, void *filter
 /* Ends what cudamem_torch_begin_pool began; the memory stays the pool's. */
 void cudamem_torch_end_pool(int device, cudamem_torch_pool_id id);
 
-/* One of the graphs of a pool is gone. With the last one, and once its blocks are freed, the memory goes back. */
-void cudamem_torch_release_pool(int device, cudamem_torch_pool_id id);
+/*
+ One of the graphs of a pool is gone. With the last one, and once its blocks are freed, cudamem_torch_reset gives the
+ memory back, and so does a request that finds too little.
+ */
+void cudamem_torch_release_pool(int device,
+                                cudamem_torch_pool_id id);
 
 /*
  What PyTorch has of a device. size is sizeof(cudamem_torch_stats). All zero before the first request.

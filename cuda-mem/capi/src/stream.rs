@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
+use std::sync::{LazyLock, PoisonError, RwLock};
 
+use cuda_mem::base::is_forked;
 use cuda_mem::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_st};
 use cuda_mem::{Driver, Error, ErrorKind, Stream};
 
@@ -125,12 +126,21 @@ unsafe fn look_up(key: Key, raw: CUstream) -> Result<Found, Error> {
 
 /// In a fork the lock might never be free, and the streams are the parent's.
 fn refuse_in_fork() -> Result<(), Error> {
-    static PROCESS: OnceLock<u32> = OnceLock::new();
-    if *PROCESS.get_or_init(std::process::id) == std::process::id() {
+    if !is_forked() {
         return Ok(());
     }
     let text = "this process is a fork of the one that uses the GPU; start another program instead";
     Err(Error::new(ErrorKind::Forked, text))
+}
+
+/// The device that a stream was used with; `None` for default streams, which every device has, and if it was not used yet.
+pub(crate) fn known_device(raw: CUstream) -> Option<c_int> {
+    if raw.addr() <= CU_STREAM_PER_THREAD.addr() {
+        return None;
+    }
+    let streams = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
+    let mut keys = streams.keys();
+    keys.find(|key| key.1 == raw.addr()).map(|key| key.0)
 }
 
 #[cold]

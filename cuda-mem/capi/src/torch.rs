@@ -5,6 +5,7 @@
 
 mod blocks;
 mod captures;
+mod config;
 mod filter;
 mod memory;
 mod record;
@@ -15,6 +16,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use cuda_mem::base::is_forked;
 use cuda_mem::sys::CUstream_st;
 use cuda_mem::{Error, ErrorKind};
 
@@ -25,7 +27,8 @@ use crate::status::{
     Plain, Status, answer, cudamem_last_error_message, invalid, write, write_struct,
 };
 use captures::PoolId;
-use memory::{Memory, Source};
+use config::Source;
+use memory::Memory;
 
 /// What PyTorch has of a device's memory, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,7 +88,7 @@ pub unsafe extern "C" fn cudamem_torch_use_arena(
         let options = unsafe { self::options(options) }?;
         // SAFETY: as above.
         let record = unsafe { path(record) }?;
-        memory::configure(Source::Arena(options), record, reports_out_of_memory != 0)
+        config::configure(Source::Arena(options), record, reports_out_of_memory != 0)
     })
 }
 
@@ -105,7 +108,7 @@ pub unsafe extern "C" fn cudamem_torch_use_pool(
         let options = unsafe { self::options(options) }?;
         // SAFETY: as above.
         let record = unsafe { path(record) }?;
-        memory::configure(Source::Pool(options), record, reports_out_of_memory != 0)
+        config::configure(Source::Pool(options), record, reports_out_of_memory != 0)
     })
 }
 
@@ -124,6 +127,10 @@ unsafe fn path(path: *const c_char) -> Result<Option<PathBuf>, Error> {
 
 /// Runs a function that PyTorch does not ask for success.
 fn hook(name: &str, body: impl FnOnce() -> Result<(), Error>) -> bool {
+    // Blocks and tables are the parent's.
+    if is_forked() {
+        return false;
+    }
     let mut kind = None;
     let status = answer(|| body().inspect_err(|error| kind = Some(error.kind())));
     if status == Status::Success {
@@ -133,7 +140,7 @@ fn hook(name: &str, body: impl FnOnce() -> Result<(), Error>) -> bool {
         kind,
         Some(ErrorKind::Deinitialized | ErrorKind::ContextDestroyed | ErrorKind::Forked)
     );
-    let is_told = kind == Some(ErrorKind::OutOfMemory) && !memory::reports_out_of_memory();
+    let is_told = kind == Some(ErrorKind::OutOfMemory) && !config::reports_out_of_memory();
     if !ends && !is_told {
         // SAFETY: a zero-terminated string, until this thread's next error.
         let text = unsafe { CStr::from_ptr(cudamem_last_error_message()) };
@@ -147,23 +154,25 @@ fn hook(name: &str, body: impl FnOnce() -> Result<(), Error>) -> bool {
     false
 }
 
-/// Allocates for PyTorch. Null for no bytes and on failure.
+/// Allocates for PyTorch. Null for no bytes and on failure. In a capture it asks PyTorch for the pool, which may throw.
 ///
 /// # Safety
 ///
 /// `stream` is a live stream of the device's primary context, or a default stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudamem_torch_alloc(
+pub unsafe extern "C-unwind" fn cudamem_torch_alloc(
     bytes: isize,
     device: c_int,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
     let mut address = 0;
+    // Exceptions of C++ must not reach the body of the hook, where panics are caught.
+    let capture = captures::of(device, stream.cast());
     hook("allocation", || {
         let bytes =
             usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes were requested")))?;
         // SAFETY: promised by the caller, in the words of the section above.
-        address = unsafe { Memory::of(device)?.allocate(bytes, stream.cast()) }?;
+        address = unsafe { Memory::of(device)?.allocate(bytes, stream.cast(), capture) }?;
         Ok(())
     });
     std::ptr::with_exposed_provenance_mut(address as usize)
@@ -294,8 +303,7 @@ pub unsafe extern "C" fn cudamem_torch_begin_pool(device: c_int, id: PoolId, fil
     hook("beginning of a capture", || {
         // SAFETY: promised by the caller, in the words of the section above.
         let filter = unsafe { filter::Filter::copied_from(filter.cast()) };
-        let filter = filter.ok_or_else(|| invalid("a capture without a filter for streams"))?;
-        captures::begin(Memory::of(device)?, id, filter)
+        captures::begin(device, id, filter, Memory::of(device))
     });
 }
 
@@ -309,11 +317,13 @@ pub extern "C" fn cudamem_torch_end_pool(device: c_int, id: PoolId) {
     });
 }
 
-/// One of the graphs of a pool is gone. With the last one, and once its blocks are freed, the memory goes back.
+/// One of the graphs of a pool is gone. With the last one, and once its blocks are freed, `cudamem_torch_reset` gives the
+/// memory back, and so does a request that finds too little.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_torch_release_pool(device: c_int, id: PoolId) {
     hook("release of a pool", || {
-        captures::release(Memory::of(device)?, id)
+        captures::release(device, id);
+        Ok(())
     });
 }
 

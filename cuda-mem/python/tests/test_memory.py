@@ -1,6 +1,9 @@
 """Resources and arrays, on the simulated driver or a GPU."""
 
+import copy
 import gc
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -31,6 +34,50 @@ class Resources(unittest.TestCase):
         arena.trim()
         arena.reset_peak()
         self.assertEqual(arena.stats().reserved, arena.stats().reserved_peak)
+
+    def test_numbers_are_not_cut_off(self):
+        wrong = [
+            {"max_bytes": -1},
+            {"max_bytes": 0},
+            {"max_bytes": 2**64},
+            {"max_share": 2.0},
+            {"max_share": -3.0},
+            {"growth_wait": -1},
+            {"slack": 0.0},
+            {"slack": 0.5},
+            {"reuse": 8},
+            {"device": 2**32},
+        ]
+        for options in wrong:
+            with self.assertRaises(ValueError, msg=options):
+                cuda_mem.Arena(**options)
+        arena = cuda_mem.Arena()
+        with self.assertRaises(ValueError):
+            arena.allocate(2**64 + 5)
+        with self.assertRaises(ValueError):
+            cuda_mem.Limit(arena, -1)
+
+    def test_resources_are_not_copied(self):
+        arena = cuda_mem.Arena()
+        for copied in (arena, cuda_mem.Buffer(1, "u1", arena)):
+            with self.assertRaises(TypeError):
+                copy.copy(copied)
+            with self.assertRaises(TypeError):
+                copy.deepcopy(copied)
+
+    def test_tensors_may_outlive_python(self):
+        program = """
+import ctypes, sys
+import cuda_mem
+from cuda_mem import _dlpack
+buffer = cuda_mem.Buffer(1000, "u1", cuda_mem.Arena())
+sys.capsule = buffer.__dlpack__()
+capsule = buffer.__dlpack__(max_version=(1, 0))
+sys.tensor = cuda_mem.Buffer.from_dlpack(buffer)
+print("done")
+"""
+        outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual((outcome.returncode, outcome.stdout, outcome.stderr), (0, "done\n", ""))
 
     def test_adaptors_stack(self):
         counting = cuda_mem.Statistics(cuda_mem.Limit(cuda_mem.Arena(), 1 << 20))
@@ -199,8 +246,13 @@ class Arrays(unittest.TestCase):
         for wrong in ("x4", "f3"):
             with self.assertRaises(TypeError):
                 cuda_mem.Buffer(1, wrong, self.arena)
+        for shape in (-1, (1 << 33, 1 << 31)):
+            with self.assertRaises(ValueError):
+                cuda_mem.Buffer(shape, "u1", self.arena)
+        with self.assertRaises(TypeError):
+            cuda_mem.Buffer((3.7,), "u1", self.arena)
         with self.assertRaises(ValueError):
-            cuda_mem.Buffer(-1, "u1", self.arena)
+            cuda_mem.Buffer(1, "u1", self.arena, stream=2)
         with self.assertRaises(cuda_mem.OutOfMemoryError):
             cuda_mem.Buffer(1 << 50, "u1", self.arena)
 

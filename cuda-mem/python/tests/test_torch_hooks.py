@@ -153,14 +153,19 @@ class Hooks(unittest.TestCase):
                 # After the capture the stream is served as any other.
                 later = lib.cudamem_torch_alloc(1000, 0, 2)
                 assert stats().graphs_allocated == 2048
+                # PyTorch empties the cache before it captures.
+                lib.cudamem_torch_reset()
+                assert stats().graphs_allocated == 1024, "what other streams used was waited for"
                 # A second graph of the pool.
                 begin(1, 2)
-                assert stats().graphs_allocated == 1024, "what other streams used was waited for"
+                lib.cudamem_torch_reset()
                 lib.cudamem_torch_end_pool(0, PoolId(0, 1))
                 lib.cudamem_torch_release_pool(0, PoolId(0, 1))
                 lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+                lib.cudamem_torch_reset()
                 assert stats().graphs_reserved > 0, "a block is still allocated"
                 lib.cudamem_torch_free(second, 1000, 0, 2)
+                lib.cudamem_torch_reset()
                 assert stats().graphs_reserved == 0
                 for block, stream in ((eager, None), (other, None), (later, 2)):
                     lib.cudamem_torch_free(block, 1000, 0, stream)
@@ -169,6 +174,92 @@ class Hooks(unittest.TestCase):
                 """
             )
             self.assertEqual(told, "")
+
+    def test_a_short_request_gets_what_graphs_left(self):
+        told = run(
+            """
+            use_pool(max_bytes=96 * MIB)
+            begin(1, 2)
+            block = lib.cudamem_torch_alloc(60 * MIB, 0, 2)
+            lib.cudamem_torch_free(block, 60 * MIB, 0, 2)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+            assert lib.cudamem_torch_alloc(80 * MIB, 0, None)
+            assert (stats().graphs_reserved, stats().retries) == (0, 1)
+            """
+        )
+        self.assertEqual(told, "")
+
+    def test_captures_that_cannot_begin_get_nothing(self):
+        told = run(
+            """
+            use_arena()
+            # Without a filter all streams count as captured.
+            lib.cudamem_torch_begin_pool(0, PoolId(0, 1), None)
+            assert lib.cudamem_torch_alloc(1000, 0, None) and stats().allocated == 0
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            assert lib.cudamem_torch_alloc(1000, 0, None) and stats().allocated == 1000
+            # A capture that failed is followed by another one of its name.
+            begin(2, 2)
+            begin(2, 2)
+            assert copies == 1, copies
+            lib.cudamem_torch_end_pool(0, PoolId(0, 2))
+            assert copies == 0, copies
+            lib.cudamem_torch_begin_pool(63, PoolId(0, 3), ctypes.byref(filter_for(2)))
+            lib.cudamem_torch_end_pool(63, PoolId(0, 3))
+            """
+        )
+        self.assertIn("without a filter", told)
+        self.assertEqual(told.count("beginning of a capture"), 2, told)
+
+    def test_frees_do_not_wait_for_who_waits(self):
+        told = run(
+            """
+            import os, time
+            use_arena()
+            begin(1, 2)
+            lib.cudamem_torch_free(lib.cudamem_torch_alloc(1000, 0, 2), 1000, 0, 2)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            block = lib.cudamem_torch_alloc(1000, 0, None)
+            driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", "libcuda.so.1"))
+            freed, entered = threading.Event(), threading.Event()
+            @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+            def wait(_):
+                entered.set()
+                assert freed.wait(20)
+            context = ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+            assert driver.cuLaunchHostFunc(ctypes.c_void_p(1), wait, None) == 0
+            assert entered.wait(20)
+            emptying = threading.Thread(target=lib.cudamem_torch_reset)
+            emptying.start()
+            time.sleep(0.2)
+            assert emptying.is_alive(), "it waits for the device"
+            lib.cudamem_torch_free(block, 1000, 0, None)
+            lib.cudamem_torch_alloc(1000, 0, 2)
+            freed.set()
+            emptying.join()
+            """
+        )
+        self.assertEqual(told, "")
+
+    def test_a_fork_frees_nothing(self):
+        run(
+            """
+            import os
+            use_arena()
+            block = lib.cudamem_torch_alloc(1000, 0, None)
+            child = os.fork()
+            if child == 0:
+                lib.cudamem_torch_free(block, 1000, 0, None)
+                lib.cudamem_torch_reset()
+                os._exit(0 if lib.cudamem_torch_alloc(10, 0, None) is None else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            lib.cudamem_torch_free(block, 1000, 0, None)
+            assert stats().allocated == 0
+            """
+        )
 
     def test_a_base_is_known_of_an_arena(self):
         told = run(

@@ -51,6 +51,12 @@ impl Moves {
         self.rest.store(rest, Ordering::Relaxed);
     }
 
+    /// The next growths neither search nor wait.
+    fn give_up(&self) {
+        self.vain.store(PATIENCE + LONGEST_REST, Ordering::Relaxed);
+        self.rest.store(1 << LONGEST_REST, Ordering::Relaxed);
+    }
+
     /// Whether recent searches found something, so that the arena should grow by no more than it must.
     pub(super) fn are_likely(&self) -> bool {
         self.vain.load(Ordering::Relaxed) < PATIENCE
@@ -135,6 +141,8 @@ impl Inner {
             std::thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+        // What was not done in time is seldom done at the next growth.
+        self.moves.give_up();
     }
 
     /// Moves free and completed chunks to a place, up to `bytes` or slightly more. Returns the bytes moved. The caller

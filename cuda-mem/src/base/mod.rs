@@ -18,4 +18,4 @@ pub(crate) mod report;
 pub(crate) mod table;
 
 pub use error::{Attempt, Error, ErrorKind, Failed, OutOfMemory, Remedy, Result};
-pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
+pub use report::{DropCounts, DropFailure, drop_counts, is_forked, on_drop_failure};

@@ -122,9 +122,18 @@ pub(crate) fn too_late() {
     TOO_LATE.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether this process was forked after the driver was initialised.
+/// Whether this process was forked after the driver was initialised. The driver then serves it no more, and everything
+/// of this crate refuses with [`Forked`](crate::ErrorKind::Forked) or does nothing.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let driver = cuda_mem::Driver::load()?;
+/// assert!(!cuda_mem::base::is_forked());
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[must_use]
 #[inline]
-pub(crate) fn is_forked() -> bool {
+pub fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 

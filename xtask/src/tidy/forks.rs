@@ -22,6 +22,7 @@ const ASKING: &[(&str, &str)] = &[
         "base/report.rs",
         "has the answer, and destructors ask it there",
     ),
+    ("base/mod.rs", "shows the answer to programs"),
     ("base/lock.rs", "for all locks of the process"),
     ("driver/raw/mod.rs", "for all calls of the driver"),
     ("driver/raw/gdr.rs", "for all calls of gdrcopy"),

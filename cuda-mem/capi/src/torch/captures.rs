@@ -1,4 +1,8 @@
 //! Memory for the graphs that PyTorch captures.
+//!
+//! Two locks: `STATE` for the tables, which is held for moments and never while anything waits or foreign code is asked
+//! about memory; and `GATE`, which whoever waits for a device holds, so that no capture begins meanwhile. Allocations and
+//! frees never take the gate.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -11,6 +15,7 @@ use cuda_mem::{Error, Stream};
 
 use super::filter::Filter;
 use super::memory::Memory;
+use crate::status::invalid;
 use crate::stream::with_stream;
 
 /// PyTorch's name of a pool for graphs.
@@ -29,15 +34,24 @@ struct Pool {
     memory: Arc<ExternalCapturePool>,
     /// Graphs, and captures under way.
     uses: usize,
+    /// Requests under way.
+    requests: usize,
     /// Blocks that other streams used as well, and the streams that they belong to. They are free once the host has
     /// waited for the device.
-    waiting: Vec<(u64, usize)>,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Clone, Copy)]
+struct Waiting {
+    address: u64,
+    stream: usize,
 }
 
 /// A capture under way.
 struct Capture {
     key: Key,
-    filter: Filter,
+    /// Without one, every stream of the device counts as captured: memory of the arena in a graph would be reused.
+    filter: Option<Filter>,
 }
 
 #[derive(Default)]
@@ -49,6 +63,7 @@ struct State {
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+static GATE: Mutex<()> = Mutex::new(());
 
 /// Captures under way and pools, to be read without the lock.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
@@ -58,6 +73,10 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn gate() -> MutexGuard<'static, ()> {
+    GATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl State {
     fn note_counts(&self) {
         CAPTURES.store(self.captures.len(), Ordering::Relaxed);
@@ -65,55 +84,112 @@ impl State {
     }
 }
 
-/// Calls `wait`, unless PyTorch captures a stream, which a wait could end. None begins meanwhile.
-pub(super) fn unless_capturing<R>(wait: impl FnOnce() -> R) -> Option<R> {
-    let state = state();
-    state.captures.is_empty().then(wait)
-}
-
-pub(super) fn begin(memory: &Memory, id: PoolId, filter: Filter) -> Result<(), Error> {
-    let key = (memory.number, id);
+/// The capture is noted whatever else fails: requests of a capture without a pool are refused.
+pub(super) fn begin(
+    device: c_int,
+    id: PoolId,
+    filter: Option<Filter>,
+    memory: Result<&Memory, Error>,
+) -> Result<(), Error> {
+    let key = (device, id);
+    let has_no_filter = filter.is_none();
+    let stale: Vec<Capture> = {
+        let _gate = gate();
+        let mut state = state();
+        // PyTorch begins a second time only if the first capture failed before its end.
+        let stale = state.captures.extract_if(.., |capture| capture.key == key);
+        let stale = stale.collect();
+        state.captures.push(Capture { key, filter });
+        state.note_counts();
+        stale
+    };
+    drop(stale);
+    let memory = memory?;
     let is_known = state().pools.contains_key(&key);
     let made = match is_known {
         true => None,
         false => Some(memory.graph_arena().external_capture_pool()?),
     };
     let mut state = state();
-    let may_wait = state.captures.is_empty();
     if let Some(made) = made {
         // If another thread was faster, this one has no memory yet.
         state.pools.entry(key).or_insert_with(|| Pool {
             memory: Arc::new(made),
             uses: 0,
+            requests: 0,
             waiting: Vec::new(),
         });
     }
     if let Some(pool) = state.pools.get_mut(&key) {
         pool.uses += 1;
-        if may_wait {
-            free_waiting(memory, pool)?;
-        }
     }
-    state.captures.push(Capture { key, filter });
     state.note_counts();
+    drop(state);
+    if has_no_filter {
+        let text =
+            "a capture without a filter for streams; all streams of the device count as captured";
+        return Err(invalid(text));
+    }
     Ok(())
 }
 
-/// Frees blocks that other streams used, after waiting for those.
-fn free_waiting(memory: &Memory, pool: &mut Pool) -> Result<(), Error> {
-    if pool.waiting.is_empty() {
-        return Ok(());
+pub(super) fn end(device: c_int, id: PoolId) {
+    let mut state = state();
+    let captures = state.captures.iter();
+    let place = captures
+        .rev()
+        .position(|capture| capture.key == (device, id));
+    let ended = place.map(|behind| {
+        let place = state.captures.len() - 1 - behind;
+        state.captures.remove(place)
+    });
+    state.note_counts();
+    drop(state);
+    drop(ended);
+}
+
+/// The capture that a stream belongs to. Asks PyTorch, which may throw an exception.
+pub(super) fn of(device: c_int, stream: CUstream) -> Option<PoolId> {
+    if CAPTURES.load(Ordering::Relaxed) == 0 {
+        return None;
     }
-    memory.context().synchronize()?;
-    for (address, stream) in pool.waiting.drain(..) {
-        free(
-            memory,
-            &pool.memory,
-            address,
-            std::ptr::with_exposed_provenance_mut(stream),
-        )?;
+    let state = state();
+    let mut captures = state.captures.iter();
+    let takes = |capture: &&Capture| {
+        let filter = capture.filter.as_ref();
+        capture.key.0 == device && filter.is_none_or(|filter| filter.takes(stream))
+    };
+    captures.find(takes).map(|capture| capture.key.1)
+}
+
+/// Memory for a stream that is captured.
+#[cold]
+pub(super) fn allocate(
+    memory: &Memory,
+    id: PoolId,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<u64, Error> {
+    let key = (memory.number, id);
+    let pool = {
+        let mut state = state();
+        let pool = state.pools.get_mut(&key).ok_or_else(|| {
+            invalid("the capture has no pool for its memory, because creating one failed")
+        })?;
+        pool.requests += 1;
+        Arc::clone(&pool.memory)
+    };
+    // Not under the lock: it may wait for memory.
+    let allocated = pool.allocate(bytes, stream);
+    drop(pool);
+    let mut state = state();
+    if let Ok(address) = allocated {
+        state.blocks.insert(address, key);
     }
-    Ok(())
+    if let Some(pool) = state.pools.get_mut(&key) {
+        pool.requests -= 1;
+    }
+    allocated
 }
 
 fn free(
@@ -128,49 +204,6 @@ fn free(
     unsafe { with_stream(memory.number, stream, free) }
 }
 
-pub(super) fn end(device: c_int, id: PoolId) {
-    let mut state = state();
-    let ended = state
-        .captures
-        .extract_if(.., |capture| capture.key == (device, id));
-    let ended: Vec<Capture> = ended.collect();
-    state.note_counts();
-    drop(state);
-    drop(ended);
-}
-
-/// `None` if the stream belongs to no capture.
-pub(super) fn allocate(
-    memory: &Memory,
-    bytes: usize,
-    stream: &Stream,
-) -> Option<Result<u64, Error>> {
-    if CAPTURES.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    allocate_if_captured(memory, bytes, stream)
-}
-
-#[cold]
-fn allocate_if_captured(
-    memory: &Memory,
-    bytes: usize,
-    stream: &Stream,
-) -> Option<Result<u64, Error>> {
-    let raw = stream.as_raw();
-    let (key, pool) = {
-        let state = state();
-        let mut captures = state.captures.iter();
-        let takes =
-            |capture: &&Capture| capture.key.0 == memory.number && capture.filter.takes(raw);
-        let key = captures.find(takes)?.key;
-        (key, Arc::clone(&state.pools.get(&key)?.memory))
-    };
-    Some(pool.allocate(bytes, stream).inspect(|address| {
-        state().blocks.insert(*address, key);
-    }))
-}
-
 /// Whether the block was a pool's.
 pub(super) fn deallocate(
     memory: &Memory,
@@ -181,66 +214,99 @@ pub(super) fn deallocate(
     if POOLS.load(Ordering::Relaxed) == 0 {
         return Ok(false);
     }
-    let mut state = state();
-    let Some(key) = state.blocks.remove(&address) else {
-        return Ok(false);
+    let pool = {
+        let mut state = state();
+        let Some(key) = state.blocks.remove(&address) else {
+            return Ok(false);
+        };
+        let pool = state.pools.get_mut(&key);
+        let pool = pool.ok_or_else(|| invalid(format!("the pool of {address:#x} is gone")))?;
+        if others_used_it {
+            let stream = stream.expose_provenance();
+            pool.waiting.push(Waiting { address, stream });
+            return Ok(true);
+        }
+        Arc::clone(&pool.memory)
     };
-    let Some(pool) = state.pools.get_mut(&key) else {
-        return Ok(false);
-    };
-    if others_used_it {
-        pool.waiting.push((address, stream.expose_provenance()));
-    } else {
-        free(memory, &pool.memory, address, stream)?;
-    }
-    let is_unused = pool.uses == 0;
-    drop(state);
-    if is_unused {
-        give_back(memory)?;
-    }
+    free(memory, &pool, address, stream)?;
     Ok(true)
 }
 
-pub(super) fn release(memory: &Memory, id: PoolId) -> Result<(), Error> {
-    if let Some(pool) = state().pools.get_mut(&(memory.number, id)) {
+/// One graph less. As PyTorch does, the memory is given back when memory is short or the cache is emptied.
+pub(super) fn release(device: c_int, id: PoolId) {
+    if let Some(pool) = state().pools.get_mut(&(device, id)) {
         pool.uses = pool.uses.saturating_sub(1);
     }
-    give_back(memory)
 }
 
-/// Gives the memory of pools without graphs and blocks back to the arena, unless a stream is being captured.
-pub(super) fn give_back(memory: &Memory) -> Result<(), Error> {
-    // A graph may still run, on whichever stream; nobody begins a capture while the lock is held.
-    let mut state = state();
-    let may_go = |pool: &Pool| {
-        let waiting = !pool.waiting.is_empty();
-        pool.uses == 0 && (waiting || pool.memory.live_bytes() == 0)
-    };
-    let mut pools = state.pools.iter();
-    if !state.captures.is_empty()
-        || !pools.any(|(key, pool)| key.0 == memory.number && may_go(pool))
-    {
-        return Ok(());
-    }
-    memory.context().synchronize()?;
-    for (key, pool) in &mut state.pools {
-        if key.0 == memory.number && pool.uses == 0 {
-            free_waiting(memory, pool)?;
+/// Waits for the device, and frees what could not be freed before: blocks that several streams used, and the memory of
+/// pools whose graphs and blocks are gone. Returns whether it waited: not while PyTorch captures a stream, which a wait
+/// could end.
+pub(super) fn collect(memory: &Memory) -> Result<bool, Error> {
+    // None begins meanwhile.
+    let _gate = gate();
+    // What comes later is not waited for.
+    let (waiting, unused) = {
+        let mut state = state();
+        if !state.captures.is_empty() {
+            return Ok(false);
         }
+        let own = |key: &Key| key.0 == memory.number;
+        let pools = state.pools.iter_mut().filter(|(key, _)| own(key));
+        let mut waiting = Vec::new();
+        let mut unused = Vec::new();
+        for (key, pool) in pools {
+            let blocks = std::mem::take(&mut pool.waiting);
+            waiting.extend(blocks.into_iter().map(|block| (*key, block)));
+            if pool.uses == 0 {
+                unused.push(*key);
+            }
+        }
+        (waiting, unused)
+    };
+    let mut outcome = memory.context().synchronize();
+    let is_done = outcome.is_ok();
+    for (key, block) in waiting {
+        let mut state = state();
+        let Some(pool) = state.pools.get_mut(&key) else {
+            continue;
+        };
+        if !is_done {
+            pool.waiting.push(block);
+            continue;
+        }
+        let pool = Arc::clone(&pool.memory);
+        drop(state);
+        let stream = std::ptr::with_exposed_provenance_mut(block.stream);
+        outcome = outcome.and(free(memory, &pool, block.address, stream));
     }
-    let gone = state.pools.extract_if(|key, pool| {
-        key.0 == memory.number && pool.uses == 0 && pool.memory.live_bytes() == 0
-    });
-    let gone: Vec<Pool> = gone.map(|(_, pool)| pool).collect();
-    state.note_counts();
-    drop(state);
+    if is_done {
+        give_back(&unused);
+    }
+    outcome.map(|()| true)
+}
+
+/// Gives the memory of pools back to the arena that have had no graphs since before the device was waited for, if they
+/// have no blocks.
+fn give_back(unused: &[Key]) {
+    let gone: Vec<Pool> = {
+        let mut state = state();
+        let gone = state.pools.extract_if(|key, pool| {
+            let is_unused = pool.uses == 0 && pool.requests == 0 && pool.waiting.is_empty();
+            // Others copy the handle under the lock only.
+            let is_ours = Arc::strong_count(&pool.memory) == 1;
+            is_unused && is_ours && unused.contains(key) && pool.memory.live_bytes() == 0
+        });
+        let gone = gone.map(|(_, pool)| pool).collect();
+        state.note_counts();
+        gone
+    };
     for pool in gone {
         if let Ok(memory) = Arc::try_unwrap(pool.memory) {
             // SAFETY: its graphs are gone, and the device was waited for.
             unsafe { memory.release() };
         }
     }
-    Ok(())
 }
 
 /// Bytes that pools for graphs hold, and bytes of blocks in them.

@@ -9,7 +9,7 @@ use cuda_mem::sys::CUstream;
 type Data = MaybeUninit<[usize; 2]>;
 
 type Manager = unsafe extern "C" fn(*mut Data, *const Data, c_int) -> bool;
-type Invoker = unsafe extern "C" fn(*const Data, *mut CUstream) -> bool;
+type Invoker = unsafe extern "C-unwind" fn(*const Data, *mut CUstream) -> bool;
 
 /// What a manager is asked to do.
 const CLONE: c_int = 2;

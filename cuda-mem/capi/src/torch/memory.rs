@@ -3,7 +3,6 @@
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,51 +14,15 @@ use cuda_mem::{
 };
 use once_cell::sync::OnceCell;
 
+use super::captures::PoolId;
+use super::config::{Source, config};
 use super::record::Record;
 use super::{TorchStats, blocks, captures};
-use crate::arena::{self, ArenaOptions};
-use crate::pool::{self, PoolOptions};
+use crate::arena;
+use crate::pool;
 use crate::resource::{self, layout};
 use crate::status::invalid;
-use crate::stream::{ordinal, with_stream};
-
-/// Where the memory comes from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
-    Arena(ArenaOptions),
-    Pool(PoolOptions),
-}
-
-#[derive(Debug)]
-struct Config {
-    source: Source,
-    record: Option<PathBuf>,
-    reports_out_of_memory: bool,
-}
-
-static CONFIG: OnceCell<Config> = OnceCell::new();
-
-pub(super) fn configure(
-    source: Source,
-    record: Option<PathBuf>,
-    reports_out_of_memory: bool,
-) -> Result<(), Error> {
-    let config = Config {
-        source,
-        record,
-        reports_out_of_memory,
-    };
-    CONFIG.set(config).map_err(|_| {
-        let text = "PyTorch's memory was chosen before in this process, and cannot be changed";
-        Error::new(ErrorKind::InUse, text)
-    })
-}
-
-pub(super) fn reports_out_of_memory() -> bool {
-    CONFIG
-        .get()
-        .is_none_or(|config| config.reports_out_of_memory)
-}
+use crate::stream::{known_device, ordinal, with_stream};
 
 /// More than a process can see.
 const DEVICES: usize = 64;
@@ -137,16 +100,11 @@ impl Memory {
 
     #[cold]
     fn new(number: c_int) -> Result<Self, Error> {
-        let config = CONFIG.get().ok_or_else(|| {
-            invalid(
-                "call cudamem_torch_use_arena or cudamem_torch_use_pool before PyTorch allocates",
-            )
-        })?;
+        let config = config()?;
         let device = Driver::load()?.device(ordinal(number)?)?;
         let context = device.primary_context()?;
         let fraction = fractions()
             .iter()
-            .rev()
             .find(|(of, _)| *of == number)
             .map(|found| found.1);
         let max = match fraction {
@@ -201,14 +159,19 @@ impl Memory {
     /// # Safety
     ///
     /// As for `cudamem_torch_alloc`.
-    pub(super) unsafe fn allocate(&self, bytes: usize, stream: CUstream) -> Result<u64, Error> {
+    pub(super) unsafe fn allocate(
+        &self,
+        bytes: usize,
+        stream: CUstream,
+        capture: Option<PoolId>,
+    ) -> Result<u64, Error> {
         if bytes == 0 {
             return Ok(0);
         }
         let layout = layout(bytes, 0)?;
         let allocate = |stream: &Stream| {
-            if let Some(allocated) = captures::allocate(self, bytes, stream) {
-                return allocated;
+            if let Some(id) = capture {
+                return captures::allocate(self, id, bytes, stream);
             }
             match self.counting.allocate(layout, stream) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => {
@@ -227,11 +190,10 @@ impl Memory {
     /// PyTorch's own allocator waits for the device, too, before it gives up.
     #[cold]
     fn allocate_again(&self, layout: Layout, stream: &Stream, error: Error) -> Result<u64, Error> {
-        let waited = captures::unless_capturing(|| self.context.synchronize());
-        if !matches!(waited, Some(Ok(()))) {
-            return Err(error);
+        match self.collect() {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return Err(error),
         }
-        self.free_parked();
         self.retries.fetch_add(1, Ordering::Relaxed);
         self.counting.allocate(layout, stream)
     }
@@ -286,13 +248,20 @@ impl Memory {
             // SAFETY: as above.
             return unsafe { with_stream(self.number, stream, free) };
         }
-        let mut used = Vec::with_capacity(others.len());
+        let (mut used, mut elsewhere) = (Vec::new(), Vec::new());
         for other in others {
+            let device = known_device(*other).unwrap_or(self.number);
             // SAFETY: as above.
-            used.push(unsafe { with_stream(self.number, *other, |stream| Ok(stream.clone())) }?);
+            let stream = unsafe { with_stream(device, *other, |stream| Ok(stream.clone())) }?;
+            match device == self.number {
+                true => used.push(stream),
+                false => elsewhere.push(stream),
+            }
         }
         let used: Vec<&Stream> = used.iter().collect();
         let free = |stream: &Stream| {
+            // An arena keeps its memory for streams of its own device.
+            stream.join(&elsewhere)?;
             // SAFETY: as above.
             unsafe {
                 self.counting
@@ -301,6 +270,20 @@ impl Memory {
         };
         // SAFETY: as above.
         unsafe { with_stream(self.number, stream, free) }
+    }
+
+    /// Waits for the device and takes back what was not free before. Returns whether it waited.
+    fn collect(&self) -> Result<bool, Error> {
+        let waited = captures::collect(self)?;
+        if waited {
+            self.free_parked();
+            if let Served::Pool(_, arena) = &self.served
+                && let Some(arena) = arena.get()
+            {
+                arena.trim_to(0)?;
+            }
+        }
+        Ok(waited)
     }
 
     fn parked(&self) -> MutexGuard<'_, Vec<Parked>> {
@@ -386,15 +369,6 @@ impl Memory {
             Served::Pool(pool, _) => (pool.clone(), resource::Source::Pool),
         }
     }
-
-    fn trim(&self) -> Result<(), Error> {
-        if let Served::Pool(_, arena) = &self.served
-            && let Some(arena) = arena.get()
-        {
-            arena.trim_to(0)?;
-        }
-        self.counting.trim_to(0)
-    }
 }
 
 fn share(device: &Device, fraction: f64) -> Result<u64, Error> {
@@ -402,16 +376,16 @@ fn share(device: &Device, fraction: f64) -> Result<u64, Error> {
 }
 
 pub(super) fn reset() -> Result<(), Error> {
+    let mut outcome = Ok(());
     for memory in all() {
-        let waited = captures::unless_capturing(|| memory.context.synchronize());
         // Nothing can be given back while the device cannot be waited for.
-        let Some(waited) = waited else { continue };
-        waited?;
-        memory.free_parked();
-        captures::give_back(memory)?;
-        memory.trim()?;
+        let emptied = memory.collect().and_then(|waited| match waited {
+            true => memory.counting.trim_to(0),
+            false => Ok(()),
+        });
+        outcome = outcome.and(emptied);
     }
-    Ok(())
+    outcome
 }
 
 pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
@@ -421,7 +395,11 @@ pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
         )));
     }
     let place = place(device)?;
-    fractions().push((device, fraction));
+    {
+        let mut known = fractions();
+        known.retain(|(of, _)| *of != device);
+        known.push((device, fraction));
+    }
     match place.get().map(|memory| (&memory.served, &memory.device)) {
         None => Ok(()),
         Some((Served::Arena(arena), device)) => {

@@ -11,7 +11,7 @@ from typing import Any
 from . import _dlpack
 from . import _library as c
 from ._errors import check
-from ._resources import Resource
+from ._resources import Resource, whole
 from ._streams import LEGACY, PER_THREAD, handle_of
 
 _SIZES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
@@ -34,16 +34,16 @@ class Buffer:
     """
 
     def __init__(
-        self, shape: int | Sequence[int], dtype: Any = "u1", resource: Resource | None = None, stream: Any = None
+        self, shape: int | Sequence[int], dtype: Any, resource: Resource, stream: Any = None
     ) -> None:
-        if resource is None:
-            raise TypeError("a buffer needs a resource, such as cuda_mem.Arena()")
-        lengths = (shape,) if isinstance(shape, int) else tuple(int(length) for length in shape)
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"a shape of {lengths}")
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+        lengths = tuple(whole("shape", length, most=2**63 - 1) for length in lengths)
         typestr = _typestr(dtype)
         raw = handle_of(stream)
-        size = math.prod(lengths) * int(typestr[2:])
+        if raw == PER_THREAD:
+            # The last reference may go in another thread, which cannot name this one's stream.
+            raise ValueError("a buffer on the thread's own default stream; use a stream that every thread can name")
+        size = whole("shape", math.prod(lengths) * int(typestr[2:]))
         address = resource.allocate(size, raw)
         self._set(_dlpack.Layout(address, lengths, None, typestr), resource.device, raw)
         self._finalizer = weakref.finalize(self, resource.deallocate, address, size, raw)
@@ -80,6 +80,8 @@ class Buffer:
     def from_cuda_array_interface(cls, source: Any, stream: Any = None) -> Buffer:
         """As `from_dlpack`, for an array with `__cuda_array_interface__`, which is kept."""
         found = source.__cuda_array_interface__
+        if found.get("mask") is not None:
+            raise ValueError("an array with a mask")
         typestr = found["typestr"]
         size = int(typestr[2:])
         address, read_only = found["data"]
@@ -163,6 +165,9 @@ class Buffer:
             if consumer != (self._stream or LEGACY):
                 check(c.library.cudamem_stream_wait(self._device, consumer, self._stream))
         return _dlpack.export(self._layout, self._device, self, versioned)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Buffer cannot be copied or pickled; `to_bytes` copies its contents")
 
     def _require_contiguous(self) -> None:
         strides = self._layout.strides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 from collections.abc import Callable
@@ -100,11 +101,14 @@ _pointer_of_dying = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_
 _dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", _api))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", _api))
+_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_void_p)(("PyCapsule_SetDestructor", _api))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_SetName", _api))
 
 # What each exported tensor keeps, by its number: the struct, its arrays and the owner of the memory.
 _exported: dict[int, tuple[Any, ...]] = {}
 _numbers = itertools.count(1)
+# The addresses of capsules that live.
+_capsules: set[int] = set()
 
 
 @_DELETER
@@ -120,10 +124,22 @@ def _forget_versioned(managed: int) -> None:
 @_DESTRUCTOR
 def _drop(capsule: int) -> None:
     """A capsule that nobody took still owns its tensor."""
+    _capsules.discard(capsule)
     if _dying_is(capsule, _UNVERSIONED):
         _forget(_pointer_of_dying(capsule, _UNVERSIONED))
     elif _dying_is(capsule, _VERSIONED):
         _forget_versioned(_pointer_of_dying(capsule, _VERSIONED))
+
+
+@atexit.register
+def _leave() -> None:
+    """Whoever keeps a tensor longer than Python lives must not call back. The memory ends with the process."""
+    for managed, *_ in _exported.values():
+        managed.deleter = _DELETER()
+        # The structs stay, too.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))
+    for capsule in _capsules:
+        _set_destructor(capsule, None)
 
 
 def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
@@ -147,7 +163,9 @@ def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
     managed.deleter = _forget_versioned if versioned else _forget
     _exported[number] = (managed, shape, strides, owner)
     name = _VERSIONED if versioned else _UNVERSIONED
-    return _new(ctypes.addressof(managed), name, _drop)
+    capsule = _new(ctypes.addressof(managed), name, _drop)
+    _capsules.add(id(capsule))
+    return capsule
 
 
 def take(capsule: Any) -> tuple[Layout, int, Callable[[], None]]:

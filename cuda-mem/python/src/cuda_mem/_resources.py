@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,34 @@ from . import _library as c
 from ._errors import check
 from ._streams import handle_of
 
-EVERYTHING = 2**64 - 1
-"""A release threshold: nothing is given back."""
+_LARGEST = 2**64 - 1
+
+
+def whole(name: str, value: Any, least: int = 0, most: int = _LARGEST) -> int:
+    """A whole number in a range, for C, which would cut others off."""
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise ValueError(f"`{name}` is {number}; it is at least {least} and at most {most}")
+    return number
+
+
+def _share(value: float | None) -> float:
+    if value is None:
+        return 0.0
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"`max_share` is {value}; it is more than 0 and at most 1")
+    return float(value)
+
+
+def _nanoseconds(name: str, seconds: float) -> int:
+    if not 0.0 <= seconds <= 1e9:
+        raise ValueError(f"`{name}` is {seconds} seconds; it is at least 0 and at most 1e9")
+    return round(seconds * 1e9)
+
+
+def _most(value: int | None) -> int:
+    """C has 0 for no limit."""
+    return 0 if value is None else whole("max_bytes", value, least=1)
 
 
 def pool_options(
@@ -20,10 +47,10 @@ def pool_options(
 ) -> c.PoolOptions:
     options = c.PoolOptions()
     c.library.cudamem_pool_options_init(options, ctypes.sizeof(options))
-    options.max_bytes = max_bytes or 0
-    options.reuse = reuse
+    options.max_bytes = _most(max_bytes)
+    options.reuse = whole("reuse", reuse, most=7)
     if release_threshold is not None:
-        options.release_threshold = release_threshold
+        options.release_threshold = whole("release_threshold", release_threshold)
     return options
 
 
@@ -40,15 +67,17 @@ def arena_options(
 ) -> c.ArenaOptions:
     options = c.ArenaOptions()
     c.library.cudamem_arena_options_init(options, ctypes.sizeof(options))
-    options.max_bytes = max_bytes or 0
-    options.max_share = max_share or 0.0
-    options.initial_bytes = initial_bytes
+    options.max_bytes = _most(max_bytes)
+    options.max_share = _share(max_share)
+    options.initial_bytes = whole("initial_bytes", initial_bytes)
     if release_threshold is not None:
-        options.release_threshold = release_threshold
-    options.slack = slack or 0.0
-    options.reuse = reuse
+        options.release_threshold = whole("release_threshold", release_threshold)
+    options.slack = 0.0 if slack is None else slack
+    if slack == 0.0:
+        raise ValueError("`slack` is 0; it is at least 1")
+    options.reuse = whole("reuse", reuse, most=7)
     options.background_thread = background_thread
-    options.growth_wait = round(growth_wait * 1e9)
+    options.growth_wait = _nanoseconds("growth_wait", growth_wait)
     return options
 
 
@@ -58,6 +87,9 @@ class Resource:
     Memory is allocated and freed in the order of a stream: see [`allocate`][cuda_mem.Resource.allocate]. Most programs
     use a `Buffer`, or a module for their library, instead.
     """
+
+    # Modules are emptied before the last objects end.
+    _release = staticmethod(c.library.cudamem_resource_release)
 
     def __init__(self, handle: int, device: int, upstream: Resource | None = None) -> None:
         self._handle = handle
@@ -81,6 +113,7 @@ class Resource:
         Raises `OutOfMemoryError` if there is not enough.
         """
         pointer = ctypes.c_void_p()
+        size, alignment = whole("size", size), whole("alignment", alignment)
         status = c.library.cudamem_allocate(
             self._handle, size, alignment, self._device, handle_of(stream), ctypes.byref(pointer)
         )
@@ -91,6 +124,7 @@ class Resource:
         self, address: int, size: int, stream: Any = None, *, alignment: int = 0, others: Sequence[Any] = ()
     ) -> None:
         """Frees memory once the work that is now in `stream` and in the streams `others` is done. Does not wait."""
+        address, size = whole("address", address), whole("size", size)
         handles = (ctypes.c_void_p * len(others))(*(handle_of(other) for other in others))
         status = c.library.cudamem_deallocate_after(
             self._handle, address, size, alignment, self._device, handle_of(stream), handles, len(others)
@@ -99,15 +133,24 @@ class Resource:
 
     def trim(self, keep: int = 0) -> None:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""
-        check(c.library.cudamem_trim(self._handle, keep))
+        check(c.library.cudamem_trim(self._handle, whole("keep", keep)))
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", None), None
-        if handle and c is not None:
-            c.library.cudamem_resource_release(handle)
+        if handle:
+            self._release(handle)
+
+    def __reduce__(self) -> Any:
+        # A copy would release what is not its own.
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; pass the object itself")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of device {self._device}>"
+
+
+def device_number(device: Any) -> int:
+    """The number of a device, as C takes it."""
+    return whole("device", device, most=2**31 - 1)
 
 
 def _created(create: Any, *arguments: Any) -> int:
@@ -140,6 +183,7 @@ class Pool(Resource):
         release_threshold: int | None = None,
         reuse: int = 0,
     ) -> None:
+        device = device_number(device)
         options = pool_options(max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse)
         super().__init__(_created(c.library.cudamem_pool_create, device, options), device)
 
@@ -147,7 +191,7 @@ class Pool(Resource):
     def default(cls, device: int = 0) -> Pool:
         """The device's default pool, which `cudaMallocAsync` uses unless told otherwise."""
         pool = cls.__new__(cls)
-        Resource.__init__(pool, _created(c.library.cudamem_pool_default, device), device)
+        Resource.__init__(pool, _created(c.library.cudamem_pool_default, device_number(device)), device)
         return pool
 
     def make_current(self) -> None:
@@ -217,7 +261,7 @@ class Arena(Resource):
             growth_wait=growth_wait,
         )
         if upstream is None:
-            device = device or 0
+            device = device_number(device or 0)
             handle = _created(c.library.cudamem_arena_create, device, options)
         else:
             if device not in (None, upstream.device):
@@ -241,7 +285,7 @@ class Limit(Resource):
     """At most `limit` bytes of another resource at a time."""
 
     def __init__(self, upstream: Resource, limit: int) -> None:
-        handle = _created(c.library.cudamem_limit_create, upstream.handle, limit)
+        handle = _created(c.library.cudamem_limit_create, upstream.handle, whole("limit", limit))
         super().__init__(handle, upstream.device, upstream)
 
 
@@ -297,5 +341,6 @@ def driver_version() -> int:
 def device_memory(device: int = 0) -> tuple[int, int]:
     """Free and total memory of a device, in bytes."""
     free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    device = device_number(device)
     check(c.library.cudamem_device_memory(device, ctypes.byref(free), ctypes.byref(total)))
     return free.value, total.value

@@ -8,31 +8,40 @@ Memory is allocated on the stream that is current in CuPy, and freed on that str
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import cupy
 
 from ._resources import Arena, Pool, Resource
+from ._streams import PER_THREAD
 
 __all__ = ["allocator", "resource", "use", "use_arena", "use_pool"]
 
 
 class _Block:
-    """Frees a block once CuPy has no pointer to it."""
+    """Frees a block once CuPy has no pointer to it. It keeps CuPy's stream, so that no other one gets its handle."""
 
-    __slots__ = ("address", "resource", "size", "stream")
+    __slots__ = ("address", "resource", "size", "stream", "thread")
 
     def __init__(self, resource: Resource, size: int, stream: Any) -> None:
         self.resource, self.size, self.stream = resource, size, stream
+        self.thread = threading.get_ident()
         self.address = resource.allocate(size, stream.ptr)
 
     def __del__(self) -> None:
         address, self.address = getattr(self, "address", 0), 0
-        if address:
-            self.resource.deallocate(address, self.size, self.stream.ptr)
+        if not address:
+            return
+        if self.stream.ptr == PER_THREAD and self.thread != threading.get_ident():
+            # This thread cannot name the other's default stream.
+            with cupy.cuda.Device(self.resource.device):
+                cupy.cuda.runtime.deviceSynchronize()
+        self.resource.deallocate(address, self.size, self.stream.ptr)
 
 
-def allocator(resource_of: Any) -> Any:
+def allocator(resource_of: Resource | Callable[[int], Resource]) -> Callable[[int], Any]:
     """A function for `cupy.cuda.set_allocator` or `cupy.cuda.using_allocator`. `resource_of` is a resource, or a function
     from the number of a device to one."""
     choose = resource_of if callable(resource_of) else lambda device: resource_of
@@ -54,7 +63,7 @@ def allocator(resource_of: Any) -> Any:
 _resources: dict[int, Resource] = {}
 
 
-def use(make: Any) -> None:
+def use(make: Callable[[int], Resource]) -> None:
     """Serves CuPy from resources that `make` creates, one for each device that is used: a function from the number of
     the device to a resource."""
     _resources.clear()

@@ -20,6 +20,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -77,7 +78,7 @@ def use_arena(
     With `statistics`, `torch.cuda.memory_stats`, `memory_allocated`, `max_memory_allocated`, `memory_reserved` and those
     that reset peaks answer from here; PyTorch's own would raise an error.
 
-    Raises `InUseError` if it was called before, or PyTorch has used a GPU.
+    Raises `InUseError` if it was called before, and `RuntimeError` if PyTorch has used a GPU.
     """
     options = arena_options(
         max_bytes=max_bytes,
@@ -122,7 +123,12 @@ def _use(configure: Any, options: Any, record: Any, shim: bool | None, statistic
         throw = _throw()
         path, name = c.PATH, "cudamem_torch_alloc_or_throw"
         c.library.cudamem_torch_throw_with(throw)
-    log = os.fsencode(record) if record is not None else None
+    log = None
+    if record is not None:
+        log = os.fsencode(record)
+        # A wrong path is to be told now.
+        with open(record, "wb"):
+            pass
     # If nothing is raised, the reason is printed.
     is_raised = throw is not None or name == "cudamem_torch_shim_alloc"
     check(configure(options, log, int(not is_raised)))
@@ -159,11 +165,19 @@ def _throw() -> int | None:
 
 def _shim(required: bool) -> str | None:
     """The library with which allocations raise PyTorch's errors, built if necessary."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        if required:
-            raise RuntimeError("shim=True needs a C++ compiler: install g++, or name one in CXX")
-        return None
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
+    try:
+        outcome = _build_shim(compiler)
+    except OSError as error:
+        outcome = error
+    if isinstance(outcome, str):
+        return outcome
+    if required:
+        raise RuntimeError(f"shim=True needs a C++ compiler (or one named in CXX) and a place in ~/.cache: {outcome}")
+    return None
+
+
+def _build_shim(compiler: list[str]) -> str | Exception:
     source = c.PACKAGE / "torch_shim.cpp"
     home = pathlib.Path(torch.__file__).parent
     library = pathlib.Path(c.PATH)
@@ -177,18 +191,16 @@ def _shim(required: bool) -> str | None:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         made = pathlib.Path(scratch) / "shim.so"
-        command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared", str(source), "-o", str(made)]
+        command = [*compiler, "-O2", "-std=c++20", "-fPIC", "-shared", str(source), "-o", str(made)]
         command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
         command += [f"-I{home / 'include'}", f"-I{headers}", f"-L{home / 'lib'}", "-lc10"]
         command += [str(library), f"-Wl,-rpath,{library.parent}", f"-Wl,-rpath,{home / 'lib'}"]
         outcome = subprocess.run(command, capture_output=True, text=True)
-        if outcome.returncode == 0:
-            # Another process may do the same.
-            os.replace(made, built)
-            return str(built)
-    if required:
-        raise RuntimeError(f"the library for PyTorch's errors could not be built:\n{outcome.stderr}")
-    return None
+        if outcome.returncode != 0:
+            return RuntimeError(outcome.stderr)
+        # Another process may do the same.
+        os.replace(made, built)
+    return str(built)
 
 
 def end_record() -> None:
