@@ -1,7 +1,9 @@
 """Resources and arrays, on the simulated driver or a GPU."""
 
 import copy
+import ctypes
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -239,6 +241,21 @@ class Arrays(unittest.TestCase):
             column.__dlpack__()
         again = cuda_mem.Buffer.from_dlpack(column)
         self.assertTrue(again.__cuda_array_interface__["data"][1])
+
+    def test_a_buffer_may_go_while_its_stream_is_captured(self):
+        driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", "libcuda.so.1"))
+        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.assertEqual(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
+        self.assertEqual(driver.cuCtxSetCurrent(context), 0)
+        self.assertEqual(driver.cuStreamCreate(ctypes.byref(stream), 1), 0)
+        buffer = cuda_mem.Buffer(1000, "u1", self.arena, stream.value)
+        self.assertEqual(driver.cuStreamBeginCapture_v2(stream, 0), 0)
+        del buffer
+        gc.collect()
+        self.assertEqual(driver.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+        again = cuda_mem.Buffer(1000, "u1", self.arena, stream.value)
+        self.assertEqual(self.arena.stats().live_blocks, 1)
+        del again
 
     def test_types_and_shapes(self):
         self.assertEqual(cuda_mem.Buffer((), "c16", self.arena).nbytes, 16)

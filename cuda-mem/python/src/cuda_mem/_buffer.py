@@ -46,7 +46,7 @@ class Buffer:
         size = whole("shape", math.prod(lengths) * int(typestr[2:]))
         address = resource.allocate(size, raw)
         self._set(_dlpack.Layout(address, lengths, None, typestr), resource.device, raw)
-        self._finalizer = weakref.finalize(self, resource.deallocate, address, size, raw)
+        self._finalizer = weakref.finalize(self, resource._deallocate_later, address, size, raw)
         # The driver ends with the process.
         self._finalizer.atexit = False
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
-from ._errors import check
+from ._errors import Error, check
 from ._streams import handle_of
 
 _LARGEST = 2**64 - 1
@@ -95,6 +95,8 @@ class Resource:
         self._handle = handle
         self._device = device
         self._upstream = upstream
+        # Blocks whose owners are gone, and which could not be freed yet.
+        self._parked: list[tuple[int, int, int]] = []
 
     @property
     def device(self) -> int:
@@ -112,6 +114,8 @@ class Resource:
 
         Raises `OutOfMemoryError` if there is not enough.
         """
+        if self._parked:
+            self._free_parked()
         pointer = ctypes.c_void_p()
         size, alignment = whole("size", size), whole("alignment", alignment)
         status = c.library.cudamem_allocate(
@@ -130,6 +134,21 @@ class Resource:
             self._handle, address, size, alignment, self._device, handle_of(stream), handles, len(others)
         )
         check(status)
+
+    def _deallocate_later(self, address: int, size: int, stream: int) -> None:
+        """Frees a block for its destructor, which cannot raise an error. While the stream is captured that is not
+        possible, and is done before a later allocation."""
+        try:
+            self.deallocate(address, size, stream)
+        except Error as error:
+            if not error.had_no_effect:
+                raise
+            self._parked.append((address, size, stream))
+
+    def _free_parked(self) -> None:
+        parked, self._parked = self._parked, []
+        for block in parked:
+            self._deallocate_later(*block)
 
     def trim(self, keep: int = 0) -> None:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""

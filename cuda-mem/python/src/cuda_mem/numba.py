@@ -45,7 +45,7 @@ class MemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         pointer = ctypes.c_void_p(address)
 
         def free() -> None:
-            found.deallocate(address, size)
+            found._deallocate_later(address, size, 0)
 
         return MemoryPointer(self.context, pointer, size, finalizer=free)
 
@@ -71,6 +71,7 @@ class MemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
 def _use(make: Any, options: dict[str, Any]) -> None:
     global _make, _options
     _make, _options = make, options
+    _resources.clear()
     cuda.set_memory_manager(MemoryManager)
 
 
