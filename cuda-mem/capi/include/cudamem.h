@@ -12,6 +12,24 @@
 /* What CUstream and cudaStream_t point to. Null and 1 are the legacy default stream, 2 is the calling thread's. */
 struct CUstream_st;
 
+#define CUDAMEM_STREAM_LEGACY ((struct CUstream_st *)1)
+#define CUDAMEM_STREAM_PER_THREAD ((struct CUstream_st *)2)
+
+/* The version of this header, for the preprocessor. */
+#define CUDAMEM_VERSION_MAJOR 0
+
+/* See CUDAMEM_VERSION_MAJOR. */
+#define CUDAMEM_VERSION_MINOR 1
+
+/* A bit of reuse: after waits of the program. */
+#define CUDAMEM_REUSE_FOLLOW_EVENT_DEPENDENCIES 1
+
+/* A bit of reuse: once the work that used the memory is seen to be done. */
+#define CUDAMEM_REUSE_ALLOW_OPPORTUNISTIC 2
+
+/* A bit of reuse: by waits that are added. */
+#define CUDAMEM_REUSE_ALLOW_INTERNAL_DEPENDENCIES 4
+
 /* What a function returns. Later versions may add codes. */
 typedef enum {
   /* It did what was asked. */
@@ -119,10 +137,7 @@ typedef struct {
   uint64_t release_threshold;
   /* The maximum size in bytes; 0 for no limit. Needs CUDA 12.2. */
   uint64_t max_bytes;
-  /*
-   When memory may move between streams: 1 after waits of the program, 2 if the driver sees that the free is
-   complete, 4 by waits that the driver adds; the sum of these; 0 for the default, which is all of them.
-   */
+  /* When memory may move between streams: the sum of CUDAMEM_REUSE bits; 0 for the default, which is all of them. */
   uint32_t reuse;
   /* 0. */
   uint32_t reserved;

@@ -13,5 +13,23 @@ pub mod status;
 pub mod stream;
 pub mod torch;
 
+/// The version of this header, for the preprocessor.
+pub const CUDAMEM_VERSION_MAJOR: u32 = 0;
+/// See CUDAMEM_VERSION_MAJOR.
+pub const CUDAMEM_VERSION_MINOR: u32 = 1;
+
 #[cfg(test)]
 cuda_mem_watchdog::watch_program!();
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_version_is_the_packages() {
+        let found = format!(
+            "{}.{}.",
+            super::CUDAMEM_VERSION_MAJOR,
+            super::CUDAMEM_VERSION_MINOR
+        );
+        assert!(env!("CARGO_PKG_VERSION").starts_with(&found));
+    }
+}

@@ -9,6 +9,24 @@ use crate::resource::{Resource, Source};
 use crate::status::{LARGEST_STRUCT, Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;
 
+/// A bit of `reuse`: after waits of the program.
+pub const CUDAMEM_REUSE_FOLLOW_EVENT_DEPENDENCIES: u32 = 1;
+/// A bit of `reuse`: once the work that used the memory is seen to be done.
+pub const CUDAMEM_REUSE_ALLOW_OPPORTUNISTIC: u32 = 2;
+/// A bit of `reuse`: by waits that are added.
+pub const CUDAMEM_REUSE_ALLOW_INTERNAL_DEPENDENCIES: u32 = 4;
+
+const _: () = {
+    assert!(
+        CUDAMEM_REUSE_FOLLOW_EVENT_DEPENDENCIES == ReusePolicy::FOLLOW_EVENT_DEPENDENCIES.bits()
+    );
+    assert!(CUDAMEM_REUSE_ALLOW_OPPORTUNISTIC == ReusePolicy::ALLOW_OPPORTUNISTIC.bits());
+    assert!(
+        CUDAMEM_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+            == ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES.bits()
+    );
+};
+
 /// Settings of a new pool. `cudamem_pool_options_init` fills in the defaults.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -19,8 +37,7 @@ pub struct PoolOptions {
     pub release_threshold: u64,
     /// The maximum size in bytes; 0 for no limit. Needs CUDA 12.2.
     pub max_bytes: u64,
-    /// When memory may move between streams: 1 after waits of the program, 2 if the driver sees that the free is
-    /// complete, 4 by waits that the driver adds; the sum of these; 0 for the default, which is all of them.
+    /// When memory may move between streams: the sum of CUDAMEM_REUSE bits; 0 for the default, which is all of them.
     pub reuse: u32,
     /// 0.
     pub reserved: u32,

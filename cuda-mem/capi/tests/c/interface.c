@@ -437,6 +437,8 @@ static void copies(void) {
     REFUSED(INVALID_VALUE, "a pointer is null", cudamem_copy_to_host(NULL, block, 8, 0, second));
     REFUSED(INVALID_VALUE, "numbered from 0", cudamem_stream_wait(-3, second, first));
     OK(cudamem_stream_wait(0, first, second));
+    OK(cudamem_stream_wait(0, CUDAMEM_STREAM_LEGACY, first));
+    OK(cudamem_stream_wait(0, CUDAMEM_STREAM_PER_THREAD, first));
     OK(cudamem_deallocate(arena, block, sizeof from, 0, 0, first));
     end_stream(first);
     end_stream(second);
