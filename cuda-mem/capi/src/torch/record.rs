@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 #[derive(Debug)]
 enum Out {
     Plain(File),
-    Packed(GzEncoder<File>),
+    Packed(Box<GzEncoder<File>>),
     Ended,
 }
 
@@ -40,7 +40,7 @@ impl Record {
             Error::new(ErrorKind::System, text)
         })?;
         let out = if is_packed {
-            Out::Packed(GzEncoder::new(file, Compression::fast()))
+            Out::Packed(Box::new(GzEncoder::new(file, Compression::fast())))
         } else {
             Out::Plain(file)
         };
