@@ -175,6 +175,29 @@ class Hooks(unittest.TestCase):
             )
             self.assertEqual(told, "")
 
+    def test_a_free_in_a_capture_of_others_is_done_later(self):
+        told = run(
+            """
+            import os
+            use_arena()
+            cuda_mem.device_count()  # starts the driver
+            driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", "libcuda.so.1"))
+            context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+            assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+            block = lib.cudamem_torch_alloc(1000, 0, stream)
+            lib.cudamem_torch_record_stream(block, 2)
+            assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+            lib.cudamem_torch_free(block, 1000, 0, stream)
+            assert stats().allocated == 1000
+            assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+            other = lib.cudamem_torch_alloc(10, 0, None)
+            assert stats().allocated == 10
+            """
+        )
+        self.assertEqual(told, "")
+
     def test_a_short_request_gets_what_graphs_left(self):
         told = run(
             """

@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_mem::memory::{LoggingAdaptor, StatisticsAdaptor};
@@ -68,6 +68,8 @@ pub(super) struct Memory {
     counting: StatisticsAdaptor<Resource>,
     log: Option<Log>,
     parked: Mutex<Vec<Parked>>,
+    /// To be read without the lock.
+    has_parked: AtomicBool,
     retries: AtomicU64,
     failures: AtomicU64,
 }
@@ -151,6 +153,7 @@ impl Memory {
             counting: StatisticsAdaptor::new(top.unwrap_or(resource)),
             log,
             parked: Mutex::default(),
+            has_parked: AtomicBool::new(false),
             retries: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })
@@ -167,6 +170,9 @@ impl Memory {
     ) -> Result<u64, Error> {
         if bytes == 0 {
             return Ok(0);
+        }
+        if capture.is_none() && self.has_parked.load(Ordering::Relaxed) {
+            self.free_parked();
         }
         let layout = layout(bytes, 0)?;
         let allocate = |stream: &Stream| {
@@ -216,7 +222,7 @@ impl Memory {
         let freed = unsafe { self.free(address, layout, stream, &others) };
         match freed {
             Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
-                self.parked().push(Parked {
+                self.park(Parked {
                     address,
                     layout,
                     stream: stream.expose_provenance(),
@@ -290,8 +296,14 @@ impl Memory {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn park(&self, free: Parked) {
+        self.parked().push(free);
+        self.has_parked.store(true, Ordering::Relaxed);
+    }
+
     /// Tries again to free what could not be freed in a capture.
     pub(super) fn free_parked(&self) {
+        self.has_parked.store(false, Ordering::Relaxed);
         let parked = std::mem::take(&mut *self.parked());
         for free in parked {
             let others: Vec<CUstream> = free.others.iter().map(|raw| handle(*raw)).collect();
@@ -299,7 +311,7 @@ impl Memory {
             let freed =
                 unsafe { self.free(free.address, free.layout, handle(free.stream), &others) };
             if freed.is_err_and(|error| error.had_no_effect()) {
-                self.parked().push(free);
+                self.park(free);
             }
         }
     }
