@@ -125,7 +125,7 @@ unsafe fn look_up(key: Key, raw: CUstream) -> Result<Found, Error> {
 }
 
 /// In a fork the lock might never be free, and the streams are the parent's.
-fn refuse_in_fork() -> Result<(), Error> {
+pub(crate) fn refuse_in_fork() -> Result<(), Error> {
     if !is_forked() {
         return Ok(());
     }

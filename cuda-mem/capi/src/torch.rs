@@ -26,6 +26,7 @@ use crate::resource::Resource;
 use crate::status::{
     Plain, Status, answer, cudamem_last_error_message, invalid, write, write_struct,
 };
+use crate::stream::refuse_in_fork;
 use captures::PoolId;
 use config::Source;
 use memory::Memory;
@@ -127,31 +128,28 @@ unsafe fn path(path: *const c_char) -> Result<Option<PathBuf>, Error> {
 
 /// Runs a function that PyTorch does not ask for success.
 fn hook(name: &str, body: impl FnOnce() -> Result<(), Error>) -> bool {
-    // Blocks and tables are the parent's.
-    if is_forked() {
-        return false;
-    }
-    let mut kind = None;
-    let status = answer(|| body().inspect_err(|error| kind = Some(error.kind())));
-    if status == Status::Success {
-        return true;
-    }
-    let ends = matches!(
-        kind,
-        Some(ErrorKind::Deinitialized | ErrorKind::ContextDestroyed | ErrorKind::Forked)
-    );
-    let is_told = kind == Some(ErrorKind::OutOfMemory) && !config::reports_out_of_memory();
-    if !ends && !is_told {
+    let told = |error: &Error| tell(name, error);
+    // In a fork blocks and tables are the parent's.
+    let body = || refuse_in_fork().and_then(|()| body()).inspect_err(told);
+    let status = answer(body);
+    if status == Status::Internal {
         // SAFETY: a zero-terminated string, until this thread's next error.
         let text = unsafe { CStr::from_ptr(cudamem_last_error_message()) };
-        // There is no other way to tell.
-        let _ = writeln!(
-            std::io::stderr(),
-            "cuda-mem: {name}: {}",
-            text.to_string_lossy()
-        );
+        let _ = writeln!(std::io::stderr(), "{}", text.to_string_lossy());
     }
-    false
+    status == Status::Success
+}
+
+/// Says on standard error what went wrong, because there is no other way. Not at the end of the process, where much does.
+fn tell(name: &str, error: &Error) {
+    let is_told = match error.kind() {
+        ErrorKind::Deinitialized | ErrorKind::ContextDestroyed | ErrorKind::Forked => true,
+        ErrorKind::OutOfMemory => !config::reports_out_of_memory(),
+        _ => false,
+    };
+    if !is_told {
+        let _ = writeln!(std::io::stderr(), "cuda-mem: {name}: {error}");
+    }
 }
 
 /// Allocates for PyTorch. Null for no bytes and on failure. In a capture it asks PyTorch for the pool, which may throw.
@@ -167,7 +165,10 @@ pub unsafe extern "C-unwind" fn cudamem_torch_alloc(
 ) -> *mut c_void {
     let mut address = 0;
     // Exceptions of C++ must not reach the body of the hook, where panics are caught.
-    let capture = captures::of(device, stream.cast());
+    let capture = match is_forked() {
+        true => None,
+        false => captures::of(device, stream.cast()),
+    };
     hook("allocation", || {
         let bytes =
             usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes were requested")))?;
@@ -339,6 +340,7 @@ pub unsafe extern "C" fn cudamem_torch_read_stats(
     size: usize,
 ) -> Status {
     answer(|| {
+        refuse_in_fork()?;
         let found = match Memory::if_used(device)? {
             Some(memory) => memory.stats()?,
             None => TorchStats::default(),

@@ -76,6 +76,14 @@ buffer = cuda_mem.Buffer(1000, "u1", cuda_mem.Arena())
 sys.capsule = buffer.__dlpack__()
 capsule = buffer.__dlpack__(max_version=(1, 0))
 sys.tensor = cuda_mem.Buffer.from_dlpack(buffer)
+api = ctypes.pythonapi
+api.PyCapsule_SetDestructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
+for _ in range(100):
+    # As JAX does with a capsule that it has taken.
+    taken = buffer.__dlpack__()
+    _dlpack.take(taken)
+    api.PyCapsule_SetDestructor(taken, None)
+    del taken
 print("done")
 """
         outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

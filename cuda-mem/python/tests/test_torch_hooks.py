@@ -241,8 +241,9 @@ class Hooks(unittest.TestCase):
             import os, time
             use_arena()
             begin(1, 2)
-            lib.cudamem_torch_free(lib.cudamem_torch_alloc(1000, 0, 2), 1000, 0, 2)
+            kept = lib.cudamem_torch_alloc(1000, 0, 2)
             lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
             block = lib.cudamem_torch_alloc(1000, 0, None)
             driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", "libcuda.so.1"))
             freed, entered = threading.Event(), threading.Event()
@@ -261,8 +262,12 @@ class Hooks(unittest.TestCase):
             assert emptying.is_alive(), "it waits for the device"
             lib.cudamem_torch_free(block, 1000, 0, None)
             lib.cudamem_torch_alloc(1000, 0, 2)
+            lib.cudamem_torch_free(kept, 1000, 0, 2)
             freed.set()
             emptying.join()
+            assert stats().graphs_reserved > 0, "work with a block may come after the wait"
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved == 0
             """
         )
         self.assertEqual(told, "")
@@ -277,7 +282,12 @@ class Hooks(unittest.TestCase):
             if child == 0:
                 lib.cudamem_torch_free(block, 1000, 0, None)
                 lib.cudamem_torch_reset()
-                os._exit(0 if lib.cudamem_torch_alloc(10, 0, None) is None else 1)
+                served = lib.cudamem_torch_alloc(10, 0, None)
+                try:
+                    stats()
+                except cuda_mem.Error as error:
+                    os._exit(0 if served is None and error.status == 10 else 1)
+                os._exit(2)
             assert os.waitpid(child, 0)[1] == 0
             lib.cudamem_torch_free(block, 1000, 0, None)
             assert stats().allocated == 0

@@ -143,6 +143,9 @@ impl Inner {
         }
         // What was not done in time is seldom done at the next growth.
         self.moves.give_up();
+        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
+            self.central.lock(me).unshare();
+        }
     }
 
     /// Moves free and completed chunks to a place, up to `bytes` or slightly more. Returns the bytes moved. The caller

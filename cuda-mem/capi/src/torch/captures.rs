@@ -1,7 +1,7 @@
 //! Memory for the graphs that PyTorch captures.
 //!
-//! Two locks: `STATE` for the tables, which is held for moments and never while anything waits or foreign code is asked
-//! about memory; and `GATE`, which whoever waits for a device holds, so that no capture begins meanwhile. Allocations and
+//! Two locks: `STATE` for the tables, which is held for moments, also while PyTorch is asked whether a stream is captured,
+//! and never while anything waits; and `GATE`, which whoever waits for a device holds, so that no capture begins meanwhile. Allocations and
 //! frees never take the gate.
 
 use std::collections::HashMap;
@@ -214,7 +214,7 @@ pub(super) fn deallocate(
     if POOLS.load(Ordering::Relaxed) == 0 {
         return Ok(false);
     }
-    let pool = {
+    let (key, pool) = {
         let mut state = state();
         let Some(key) = state.blocks.remove(&address) else {
             return Ok(false);
@@ -226,9 +226,11 @@ pub(super) fn deallocate(
             pool.waiting.push(Waiting { address, stream });
             return Ok(true);
         }
-        Arc::clone(&pool.memory)
+        (key, Arc::clone(&pool.memory))
     };
-    free(memory, &pool, address, stream)?;
+    free(memory, &pool, address, stream).inspect_err(|_| {
+        state().blocks.insert(address, key);
+    })?;
     Ok(true)
 }
 
@@ -251,21 +253,22 @@ pub(super) fn collect(memory: &Memory) -> Result<bool, Error> {
         if !state.captures.is_empty() {
             return Ok(false);
         }
-        let own = |key: &Key| key.0 == memory.number;
-        let pools = state.pools.iter_mut().filter(|(key, _)| own(key));
+        let State { pools, blocks, .. } = &mut *state;
+        let pools = pools.iter_mut().filter(|(key, _)| key.0 == memory.number);
         let mut waiting = Vec::new();
         let mut unused = Vec::new();
         for (key, pool) in pools {
-            let blocks = std::mem::take(&mut pool.waiting);
-            waiting.extend(blocks.into_iter().map(|block| (*key, block)));
-            if pool.uses == 0 {
+            let of_pool = std::mem::take(&mut pool.waiting);
+            waiting.extend(of_pool.into_iter().map(|block| (*key, block)));
+            // Work with a block that is freed during the wait may come after it.
+            if pool.uses == 0 && !blocks.values().any(|of| of == key) {
                 unused.push(*key);
             }
         }
         (waiting, unused)
     };
-    let mut outcome = memory.context().synchronize();
-    let is_done = outcome.is_ok();
+    let waited = memory.context().synchronize();
+    let is_done = waited.is_ok();
     for (key, block) in waiting {
         let mut state = state();
         let Some(pool) = state.pools.get_mut(&key) else {
@@ -278,12 +281,16 @@ pub(super) fn collect(memory: &Memory) -> Result<bool, Error> {
         let pool = Arc::clone(&pool.memory);
         drop(state);
         let stream = std::ptr::with_exposed_provenance_mut(block.stream);
-        outcome = outcome.and(free(memory, &pool, block.address, stream));
+        if let Err(error) = free(memory, &pool, block.address, stream) {
+            // Others are freed all the same.
+            super::tell("free", &error);
+            self::state().blocks.insert(block.address, key);
+        }
     }
     if is_done {
         give_back(&unused);
     }
-    outcome.map(|()| true)
+    waited.map(|()| true)
 }
 
 /// Gives the memory of pools back to the arena that have had no graphs since before the device was waited for, if they

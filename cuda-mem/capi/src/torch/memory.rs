@@ -22,7 +22,7 @@ use crate::arena;
 use crate::pool;
 use crate::resource::{self, layout};
 use crate::status::invalid;
-use crate::stream::{known_device, ordinal, with_stream};
+use crate::stream::{known_device, ordinal, refuse_in_fork, with_stream};
 
 /// More than a process can see.
 const DEVICES: usize = 64;
@@ -89,6 +89,7 @@ fn all() -> impl Iterator<Item = &'static Memory> {
 
 impl Memory {
     pub(super) fn of(device: c_int) -> Result<&'static Self, Error> {
+        refuse_in_fork()?;
         let place = place(device)?;
         match place.get() {
             Some(memory) => Ok(memory),
@@ -310,8 +311,12 @@ impl Memory {
             // SAFETY: PyTorch has given the block up, and its streams live as long as the process.
             let freed =
                 unsafe { self.free(free.address, free.layout, handle(free.stream), &others) };
-            if freed.is_err_and(|error| error.had_no_effect()) {
-                self.park(free);
+            match freed {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
+                    self.park(free);
+                }
+                Err(error) => super::tell("free", &error),
             }
         }
     }

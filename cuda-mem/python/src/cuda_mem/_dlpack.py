@@ -101,14 +101,11 @@ _pointer_of_dying = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_
 _dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", _api))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", _api))
-_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_void_p)(("PyCapsule_SetDestructor", _api))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_SetName", _api))
 
 # What each exported tensor keeps, by its number: the struct, its arrays and the owner of the memory.
 _exported: dict[int, tuple[Any, ...]] = {}
 _numbers = itertools.count(1)
-# The addresses of capsules that live.
-_capsules: set[int] = set()
 
 
 @_DELETER
@@ -121,10 +118,16 @@ def _forget_versioned(managed: int) -> None:
     _exported.pop(ctypes.cast(managed, POINTER(ManagedVersioned)).contents.context, None)
 
 
+# Not empty once Python ends.
+_end: list[bool] = []
+
+
 @_DESTRUCTOR
-def _drop(capsule: int) -> None:
+def _drop(capsule: int, end: list[bool] = _end) -> None:
     """A capsule that nobody took still owns its tensor."""
-    _capsules.discard(capsule)
+    # Modules are emptied before the last capsules go.
+    if end:
+        return
     if _dying_is(capsule, _UNVERSIONED):
         _forget(_pointer_of_dying(capsule, _UNVERSIONED))
     elif _dying_is(capsule, _VERSIONED):
@@ -133,13 +136,13 @@ def _drop(capsule: int) -> None:
 
 @atexit.register
 def _leave() -> None:
-    """Whoever keeps a tensor longer than Python lives must not call back. The memory ends with the process."""
-    for managed, *_ in _exported.values():
+    """Who keeps a tensor longer than Python lives must not call back. The memory ends with the process."""
+    _end.append(True)
+    for managed, *_ in list(_exported.values()):
         managed.deleter = _DELETER()
-        # The structs stay, too.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))
-    for capsule in _capsules:
-        _set_destructor(capsule, None)
+    # The structs, and the function of capsules, stay to the end.
+    for kept in (_exported, _drop):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
@@ -163,9 +166,7 @@ def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
     managed.deleter = _forget_versioned if versioned else _forget
     _exported[number] = (managed, shape, strides, owner)
     name = _VERSIONED if versioned else _UNVERSIONED
-    capsule = _new(ctypes.addressof(managed), name, _drop)
-    _capsules.add(id(capsule))
-    return capsule
+    return _new(ctypes.addressof(managed), name, _drop)
 
 
 def take(capsule: Any) -> tuple[Layout, int, Callable[[], None]]:

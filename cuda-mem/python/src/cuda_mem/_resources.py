@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,12 +147,21 @@ class Resource:
             self._parked.append((address, size, stream))
 
     def _free_parked(self) -> None:
-        parked, self._parked = self._parked, []
-        for block in parked:
-            self._deallocate_later(*block)
+        for _ in range(len(self._parked)):
+            try:
+                # Another thread may do the same.
+                block = self._parked.pop(0)
+            except IndexError:
+                return
+            try:
+                self._deallocate_later(*block)
+            except Error as error:
+                # It is not of the caller's concern.
+                warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=3)
 
     def trim(self, keep: int = 0) -> None:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""
+        self._free_parked()
         check(c.library.cudamem_trim(self._handle, whole("keep", keep)))
 
     def __del__(self) -> None:
