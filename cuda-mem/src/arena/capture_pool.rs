@@ -109,13 +109,34 @@ impl Arena {
         })))
     }
 
-    /// A stream of its own for a pool, which nobody captures.
+    /// A new stream for a pool's own use; it is never captured.
     pub(super) fn stream_for_graphs(&self) -> Result<Stream> {
         let device = self.0.device.ok_or_else(|| {
             Error::not_supported(format!("{} has no memory of a device for graphs", self.0))
         })?;
         device.primary_context()?.stream()
     }
+}
+
+/// The units of a block in a pool for graphs.
+pub(super) fn block_units(bytes: usize) -> Result<u32> {
+    units(bytes).ok_or_else(|| {
+        Error::invalid(format!(
+            "{} in one block of a capture pool",
+            Bytes(bytes as u64)
+        ))
+    })
+}
+
+/// Adds a segment to a heap, with a block of `size` units at its start, and returns that.
+pub(super) fn add_segment(heap: &mut Tlsf, segment: &DeviceBuffer<u8>, size: u32) -> u64 {
+    let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
+    let apart = Joins {
+        left: false,
+        right: false,
+    };
+    heap.add(start, whole, LastUse::FREE, size, apart);
+    start
 }
 
 /// Memory of an arena with room for `bytes`, for a pool that holds `held` bytes.
@@ -159,12 +180,7 @@ impl Shared {
     }
 
     fn allocate(&self, bytes: usize, is_alone: bool) -> Result<CUdeviceptr> {
-        let size = units(bytes).ok_or_else(|| {
-            Error::invalid(format!(
-                "{} in one block of a capture pool",
-                Bytes(bytes as u64)
-            ))
-        })?;
+        let size = block_units(bytes)?;
         let (found, held) = {
             let mut state = self.state();
             (state.heap(is_alone).allocate(size), state.held())
@@ -174,16 +190,9 @@ impl Shared {
         }
         // Not under the lock: the arena may release something that holds memory of this pool.
         let segment = take_segment(&self.arena, &self.stream, bytes as u64, held)?;
-        let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
-        let apart = Joins {
-            left: false,
-            right: false,
-        };
         let mut state = self.state();
+        let start = add_segment(state.heap(is_alone), &segment, size);
         state.segments.push(segment);
-        // The block is at the start of the segment.
-        let heap = state.heap(is_alone);
-        heap.add(start, whole, LastUse::FREE, size, apart);
         Ok(start * UNIT)
     }
 }

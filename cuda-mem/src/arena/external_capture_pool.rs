@@ -6,12 +6,12 @@ use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUdeviceptr};
 
-use super::capture_pool::take_segment;
+use super::capture_pool::{add_segment, block_units, take_segment};
 use super::last_use::LastUse;
 use super::recorded_events::with_relaxed_capture_mode;
-use super::tlsf::{Joins, Tlsf};
-use super::{Arena, UNIT, units};
-use crate::base::error::{Bytes, Error, Result};
+use super::tlsf::Tlsf;
+use super::{Arena, UNIT};
+use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::Stream;
@@ -106,10 +106,7 @@ impl ExternalCapturePool {
             return Ok(0);
         }
         self.require_usable(stream)?;
-        let size = units(bytes).ok_or_else(|| {
-            let bytes = Bytes(bytes as u64);
-            Error::invalid(format!("{bytes} in one block of a capture pool"))
-        })?;
+        let size = block_units(bytes)?;
         let key = key(stream);
         let (found, held) = {
             let mut state = self.state.lock()?;
@@ -126,16 +123,10 @@ impl ExternalCapturePool {
             self.stream.as_ref().wait()?;
             Ok(segment)
         })?;
-        let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
         let mut state = self.state.lock()?;
-        state.segments.push(segment);
         let heap = state.heaps.entry(key).or_default();
-        let apart = Joins {
-            left: false,
-            right: false,
-        };
-        // The block is at the start of the segment.
-        heap.add(start, whole, LastUse::FREE, size, apart);
+        let start = add_segment(heap, &segment, size);
+        state.segments.push(segment);
         Ok(start * UNIT)
     }
 

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 use crate::error::Result;
 use crate::stream::is_per_thread;
 
-/// The buffer's stream, and the uses on others that it has not waited for.
+/// The buffer's stream, and uses on other streams that it does not wait for yet.
 #[derive(Debug)]
 pub(crate) struct PendingUses {
     stream: Arc<CudaStream>,

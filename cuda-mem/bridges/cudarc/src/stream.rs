@@ -52,7 +52,7 @@ fn primary_context(theirs: &CudaContext) -> Result<Context> {
     let refused = || Error::NotPrimaryContext {
         ordinal: theirs.ordinal(),
     };
-    // First: retaining a primary context that nobody else has creates it.
+    // First, because retaining a primary context that does not exist creates it.
     if !theirs.is_primary() {
         return Err(refused());
     }

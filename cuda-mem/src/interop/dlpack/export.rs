@@ -195,7 +195,7 @@ impl<T: Pod + Send + Sync> ManagedTensorBuilder<T> {
             exported.managed.dl_tensor.strides = strides.as_mut_ptr();
         }
         let whole: *mut Exported<T> = exported;
-        // SAFETY: leaked just now, so it is live and nobody else has it.
+        // SAFETY: leaked just now, so it is live, and this is the only pointer to it.
         let managed = unsafe { &raw mut (*whole).managed };
         // SAFETY: as above.
         unsafe { (*managed).manager_ctx = whole.cast() };
