@@ -6,7 +6,7 @@ use std::time::Duration;
 use cuda_mem::arena::ArenaBuilder;
 use cuda_mem::{Arena, Driver, Error};
 
-use crate::pool::{options, reuse, threshold};
+use crate::options::{options, reuse, threshold};
 use crate::resource::{Resource, Source};
 use crate::status::{Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;

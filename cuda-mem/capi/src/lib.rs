@@ -7,6 +7,7 @@ pub mod adaptor;
 pub mod arena;
 pub mod copy;
 pub mod device;
+mod options;
 pub mod pool;
 pub mod resource;
 pub mod status;

@@ -21,7 +21,8 @@ use cuda_mem::sys::CUstream_st;
 use cuda_mem::{Error, ErrorKind};
 
 use crate::arena::ArenaOptions;
-use crate::pool::{PoolOptions, options};
+use crate::options::options;
+use crate::pool::PoolOptions;
 use crate::resource::Resource;
 use crate::status::{
     Plain, Status, answer, cudamem_last_error_message, invalid, write, write_struct,
@@ -84,13 +85,8 @@ pub unsafe extern "C" fn cudamem_torch_use_arena(
     record: *const c_char,
     reports_out_of_memory: u32,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        let options = unsafe { self::options(options) }?;
-        // SAFETY: as above.
-        let record = unsafe { path(record) }?;
-        config::configure(Source::Arena(options), record, reports_out_of_memory != 0)
-    })
+    // SAFETY: promised by the caller, in the words of the section above.
+    unsafe { choose(options, Source::Arena, record, reports_out_of_memory) }
 }
 
 /// As `cudamem_torch_use_arena`, with a pool of the driver for each device.
@@ -104,12 +100,25 @@ pub unsafe extern "C" fn cudamem_torch_use_pool(
     record: *const c_char,
     reports_out_of_memory: u32,
 ) -> Status {
+    // SAFETY: promised by the caller, in the words of the section above.
+    unsafe { choose(options, Source::Pool, record, reports_out_of_memory) }
+}
+
+/// # Safety
+///
+/// As for `cudamem_torch_use_arena`.
+unsafe fn choose<T: Plain + Default>(
+    options: *const T,
+    source: impl FnOnce(T) -> Source,
+    record: *const c_char,
+    reports_out_of_memory: u32,
+) -> Status {
     answer(|| {
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         // SAFETY: as above.
         let record = unsafe { path(record) }?;
-        config::configure(Source::Pool(options), record, reports_out_of_memory != 0)
+        config::configure(source(options), record, reports_out_of_memory != 0)
     })
 }
 
@@ -366,9 +375,11 @@ pub unsafe extern "C" fn cudamem_torch_resource(
     device: c_int,
     resource: *mut *mut Resource,
 ) -> Status {
-    // SAFETY: promised by the caller, in the words of the section above.
-    answer(|| unsafe {
-        Resource::create(resource, "resource", || Ok(Memory::of(device)?.resource()))
+    answer(|| {
+        refuse_in_fork()?;
+        let make = || Ok(Memory::of(device)?.resource());
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Resource::create(resource, "resource", make) }
     })
 }
 

@@ -45,7 +45,7 @@ pub(super) fn record(address: u64, stream: CUstream) {
 /// The streams that were recorded for a block that is being freed, other than `own`.
 pub(super) fn take(address: u64, own: CUstream) -> Vec<CUstream> {
     let table = Table::of(address);
-    // Whoever frees a block knows of what was recorded for it.
+    // A free comes after all records of its block, so it sees their count.
     if table.count.load(Ordering::Relaxed) == 0 {
         return Vec::new();
     }

@@ -1,7 +1,7 @@
 //! Memory for the graphs that PyTorch captures.
 //!
 //! Two locks: `STATE` for the tables, which is held for moments, also while PyTorch is asked whether a stream is captured,
-//! and never while anything waits; and `GATE`, which whoever waits for a device holds, so that no capture begins meanwhile. Allocations and
+//! and never while anything waits; and `GATE`, held during waits for a device, so that no capture begins meanwhile. Allocations and
 //! frees never take the gate.
 
 use std::collections::HashMap;

@@ -22,7 +22,7 @@ use crate::arena;
 use crate::pool;
 use crate::resource::{self, layout};
 use crate::status::invalid;
-use crate::stream::{known_device, ordinal, refuse_in_fork, with_stream};
+use crate::stream::{known_device, ordinal, with_stream};
 
 /// More than a process can see.
 const DEVICES: usize = 64;
@@ -89,7 +89,6 @@ fn all() -> impl Iterator<Item = &'static Memory> {
 
 impl Memory {
     pub(super) fn of(device: c_int) -> Result<&'static Self, Error> {
-        refuse_in_fork()?;
         let place = place(device)?;
         match place.get() {
             Some(memory) => Ok(memory),

@@ -209,5 +209,3 @@ def _device_of(source: Any) -> int:
             return number
     return found if isinstance(found, int) else 0
 
-
-__all__ = ["Buffer", "LEGACY", "PER_THREAD"]

@@ -32,9 +32,9 @@ def _share(value: float | None) -> float:
     return float(value)
 
 
-def _nanoseconds(name: str, seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     if not 0.0 <= seconds <= 1e9:
-        raise ValueError(f"`{name}` is {seconds} seconds; it is at least 0 and at most 1e9")
+        raise ValueError(f"`growth_wait` is {seconds} seconds; it is at least 0 and at most 1e9")
     return round(seconds * 1e9)
 
 
@@ -78,7 +78,7 @@ def arena_options(
         raise ValueError("`slack` is 0; it is at least 1")
     options.reuse = whole("reuse", reuse, most=7)
     options.background_thread = background_thread
-    options.growth_wait = _nanoseconds("growth_wait", growth_wait)
+    options.growth_wait = _nanoseconds(growth_wait)
     return options
 
 
