@@ -1,4 +1,4 @@
-"""Runs the workloads under each allocator, in turn, and prints the spread.
+"""Runs the workloads under each allocator, in turn, and prints the spread; each run on standard error.
 
     python compare.py --rounds 5 training eager
 """
@@ -43,6 +43,9 @@ def finish(process, run):
     if process.returncode != 0:
         sys.exit(f"{run}: exit status {process.returncode}\n{output}")
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    # At once, because a machine that is lent may be taken back before the table is there.
+    for line in lines:
+        print(json.dumps(line), file=sys.stderr, flush=True)
     # Of several devices the one that held most.
     return max(lines, key=lambda line: line["reserved"])
 
