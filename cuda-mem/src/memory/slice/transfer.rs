@@ -147,10 +147,9 @@ impl<T: Pod> Span<'_, T> {
 
     /// Copies into a new vector, and returns when it is filled.
     pub(crate) fn to_vec(self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len)
-            .map_err(|_| Error::host_memory(self.size_bytes()))?;
-        vec.resize(self.len, T::zeroed());
+        // Zeros that the system has already: the copy is the first to touch them.
+        let mut vec = bytemuck::allocation::try_zeroed_vec(self.len)
+            .map_err(|()| Error::host_memory(self.size_bytes()))?;
         self.copy_to(&mut vec)?;
         Ok(vec)
     }
