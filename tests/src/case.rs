@@ -26,6 +26,8 @@ pub enum Kind {
     Long,
     /// A machine, or a process, that another body makes for it.
     Staged,
+    /// Nothing: it looks at these tests, not at the library.
+    Harness,
 }
 
 /// A registered body. It holds on every driver or says why it cannot run.
@@ -143,7 +145,12 @@ macro_rules! case_staged {
     ($($function:tt)*) => { $crate::register! { Staged, false, $($function)* } };
 }
 
-#[cfg(test)]
+/// A test of what the tests are made of. A unit test would build this library twice.
+#[macro_export]
+macro_rules! case_of_harness {
+    ($($function:tt)*) => { $crate::register! { Harness, false, $($function)* } };
+}
+
 mod tests {
     use super::*;
 
@@ -156,8 +163,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_name_is_the_path_without_this_crate() {
+    #[apply(case_of_harness)]
+    fn a_name_is_the_path_without_this_crate(_: &Environment) -> Result<()> {
         let deep = test("cuda_mem_tests::arena::moves::it_moves");
         assert_eq!(deep.name(), "arena::moves::it_moves");
         assert_eq!(deep.short_name(), "moves::it_moves");
@@ -167,15 +174,17 @@ mod tests {
         );
         let flat = test("hardware::it_is_there");
         assert_eq!(flat.name(), flat.short_name());
+        Ok(())
     }
 
-    #[test]
-    fn bodies_of_other_crates_are_found() {
+    #[apply(case_of_harness)]
+    fn all_bodies_are_found_and_differ_in_name(_: &Environment) -> Result<()> {
         let all = all();
         assert!(all.len() > 300, "{}", all.len());
         assert!(all.iter().any(|test| test.is_in("contract") && test.alone));
         let mut names: Vec<_> = all.iter().map(Test::name).collect();
         names.dedup();
         assert_eq!(names.len(), all.len(), "two of one name");
+        Ok(())
     }
 }

@@ -3,8 +3,9 @@
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,14 +74,14 @@ fn here(wanted: &Suite) -> ExitCode {
 }
 
 fn in_processes(suites: &[&Suite]) -> ExitCode {
-    let failed: Vec<_> = suites
-        .iter()
-        .filter_map(|suite| match succeeds_in_process(suite) {
-            Ok(true) => None,
-            Ok(false) => Some(suite.name.to_owned()),
-            Err(error) => Some(format!("{}: {error:#}", suite.name)),
-        })
-        .collect();
+    let failed = if is_simulated() {
+        side_by_side(suites)
+    } else {
+        suites
+            .iter()
+            .filter_map(|suite| failure(suite, in_process(suite)))
+            .collect()
+    };
     if failed.is_empty() {
         return ExitCode::SUCCESS;
     }
@@ -93,14 +94,63 @@ fn in_processes(suites: &[&Suite]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Whether the suite succeeds in a process of its own.
-fn succeeds_in_process(suite: &Suite) -> Result<bool> {
+/// On a GPU, suites would wait for each other's work.
+fn is_simulated() -> bool {
+    Environment::get().is_ok_and(|env| env.backend == Backend::Sim)
+}
+
+/// Runs as many suites at a time as there are processors. The output of each comes in one piece, when it has ended.
+fn side_by_side(suites: &[&Suite]) -> Vec<String> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(suite) = suites.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = in_process_with_output(suite);
+            if let Some(text) = failure(suite, outcome) {
+                let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                failed.push(text);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..cores().min(suites.len()) {
+            scope.spawn(work);
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What to say of a suite that did not succeed.
+fn failure(suite: &Suite, succeeds: Result<bool>) -> Option<String> {
+    match succeeds {
+        Ok(true) => None,
+        Ok(false) => Some(suite.name.to_owned()),
+        Err(error) => Some(format!("{}: {error:#}", suite.name)),
+    }
+}
+
+/// The suite in a process of its own.
+fn command(suite: &Suite) -> Result<Command> {
     let mut command = own_process::command(suite.name)?;
     command
         .args(std::env::args_os().skip(1))
         .envs(suite.variable);
-    let status = command.status().context("could not be started")?;
+    Ok(command)
+}
+
+/// Whether the suite succeeds in a process of its own.
+fn in_process(suite: &Suite) -> Result<bool> {
+    let status = command(suite)?.status().context("could not be started")?;
     Ok(status.success())
+}
+
+/// The same, with its output in one piece.
+fn in_process_with_output(suite: &Suite) -> Result<bool> {
+    let output = command(suite)?.output().context("could not be started")?;
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(&output.stdout)?;
+    stdout.flush()?;
+    std::io::stderr().write_all(&output.stderr)?;
+    Ok(output.status.success())
 }
 
 /// Runs the tests of a suite that the command line asks for.

@@ -137,9 +137,11 @@ impl Suite {
     }
 }
 
-#[cfg(test)]
 mod tests {
+    use anyhow::Result;
+
     use super::*;
+    use crate::environment::Environment;
 
     fn asked(suite: Suite, arguments: &[&str]) -> bool {
         let program = ["program"].iter();
@@ -147,8 +149,8 @@ mod tests {
         suite.is_asked_for(&arguments)
     }
 
-    #[test]
-    fn a_suite_runs_if_one_of_its_tests_is_asked_for() {
+    #[apply(case_of_harness)]
+    fn a_suite_runs_if_one_of_its_tests_is_asked_for(_: &Environment) -> Result<()> {
         let suite = Suite::of("vmm");
         assert!(asked(suite, &[]) && asked(suite, &["vmm::moves"]));
         assert!(asked(
@@ -161,14 +163,16 @@ mod tests {
         assert!(!asked(suite, &["--exact", "vmm::forks"]) && !asked(suite, &["arena::"]));
         assert!(!asked(suite, &["--skip", "vmm"]));
         assert!(!asked(suite.staged(), &[]));
+        Ok(())
     }
 
-    #[test]
-    fn a_suite_is_a_module_unless_it_says_otherwise() {
+    #[apply(case_of_harness)]
+    fn a_suite_is_a_module_unless_it_says_otherwise(_: &Environment) -> Result<()> {
         let own = Suite::of("vmm").tests();
         assert!(!own.is_empty());
         assert!(own.iter().all(|test| test.kind != Kind::TwoDevices));
         let pairs = Suite::made_of("devices", |test| test.kind == Kind::TwoDevices).tests();
         assert!(pairs.iter().any(|test| test.is_in("vmm")));
+        Ok(())
     }
 }

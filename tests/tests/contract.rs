@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         Suite::of("programs").serial(),
         Suite::made_of("long", |test| test.kind == Kind::Long).serial(),
         Suite::made_of("full-card", |test| test.kind == Kind::WholeCard).serial(),
+        Suite::made_of("harness", |test| test.kind == Kind::Harness),
         COVERAGE,
     ])
 }

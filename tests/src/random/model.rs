@@ -281,9 +281,9 @@ impl std::ops::AddAssign for Reuses {
     }
 }
 
-#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::environment::Environment;
 
     const NEVER: ReleaseThreshold = ReleaseThreshold::Never;
 
@@ -307,8 +307,8 @@ mod tests {
         model.allocated(&mut order, 1, 4096, 100)
     }
 
-    #[test]
-    fn reuse_needs_a_reason() {
+    #[apply(case_of_harness)]
+    fn reuse_needs_a_reason(_: &Environment) -> Result<()> {
         let held = |_: &mut Order| {};
         let waits = |order: &mut Order| order.join(1, 0);
         let done = |order: &mut Order| order.let_go();
@@ -333,10 +333,11 @@ mod tests {
         assert!(matches!(reuse_on_stream_1(look, done), Ok(false)));
         let wait = ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES;
         assert!(matches!(reuse_on_stream_1(wait, held), Ok(true)));
+        Ok(())
     }
 
-    #[test]
-    fn a_part_that_was_reused_leaves_the_rest() -> Result<()> {
+    #[apply(case_of_harness)]
+    fn a_part_that_was_reused_leaves_the_rest(_: &Environment) -> Result<()> {
         for (start, fine) in [(512, false), (1024, true), (1536, true), (2048, false)] {
             let mut order = Order::default();
             let mut model = Model::new(settings(ReusePolicy::NONE, NEVER), GRAIN);
@@ -368,8 +369,8 @@ mod tests {
         Ok((order, model))
     }
 
-    #[test]
-    fn wrong_numbers_are_found() -> Result<()> {
+    #[apply(case_of_harness)]
+    fn wrong_numbers_are_found(_: &Environment) -> Result<()> {
         for wrong in [stats(99, 4096), stats(101, 4096), stats(100, 99)] {
             let (order, mut model) = one_block(NEVER)?;
             assert!(model.check(wrong, Effect::None, &order).is_err(), "{wrong}");
@@ -381,8 +382,8 @@ mod tests {
         Ok(())
     }
 
-    #[test]
-    fn reserved_falls_for_a_reason_only() -> Result<()> {
+    #[apply(case_of_harness)]
+    fn reserved_falls_for_a_reason_only(_: &Environment) -> Result<()> {
         let mut less = stats(100, 2048);
         less.reserved.high = 4096;
         for (threshold, effect, fine) in [
@@ -402,8 +403,8 @@ mod tests {
         Ok(())
     }
 
-    #[test]
-    fn a_trim_leaves_nothing_when_every_free_was_seen() -> Result<()> {
+    #[apply(case_of_harness)]
+    fn a_trim_leaves_nothing_when_every_free_was_seen(_: &Environment) -> Result<()> {
         let (mut order, mut model) = one_block(NEVER)?;
         model.freed(&mut order, 0, 512, 100);
         let mut left = stats(0, 4096);

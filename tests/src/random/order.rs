@@ -138,12 +138,14 @@ impl Order {
     }
 }
 
-#[cfg(test)]
 mod tests {
-    use super::*;
+    use anyhow::Result;
 
-    #[test]
-    fn a_wait_orders_what_came_before_it_and_no_more() {
+    use super::*;
+    use crate::environment::Environment;
+
+    #[apply(case_of_harness)]
+    fn a_wait_orders_what_came_before_it_and_no_more(_: &Environment) -> Result<()> {
         let mut order = Order::default();
         let before = order.submit(0);
         order.join(1, 0);
@@ -152,10 +154,11 @@ mod tests {
         assert!(!order.follows(2, before));
         order.join(2, 1);
         assert!(order.follows(2, before), "through the other stream");
+        Ok(())
     }
 
-    #[test]
-    fn a_gate_holds_what_comes_after_it_until_it_is_let_go() {
+    #[apply(case_of_harness)]
+    fn a_gate_holds_what_comes_after_it_until_it_is_let_go(_: &Environment) -> Result<()> {
         let mut order = Order::default();
         let early = order.past(0);
         order.hold(0);
@@ -164,10 +167,11 @@ mod tests {
         assert!(!order.flows(1));
         order.let_go();
         assert!(order.flows(0) && order.flows(1));
+        Ok(())
     }
 
-    #[test]
-    fn a_synchronise_sees_what_the_stream_waited_for() {
+    #[apply(case_of_harness)]
+    fn a_synchronise_sees_what_the_stream_waited_for(_: &Environment) -> Result<()> {
         let mut order = Order::default();
         let point = order.submit(0);
         order.synchronise(1);
@@ -175,14 +179,16 @@ mod tests {
         order.join(1, 0);
         order.synchronise(1);
         assert!(order.is_synchronised(point));
+        Ok(())
     }
 
-    #[test]
-    fn a_wait_that_may_be_there_is_passed_on() {
+    #[apply(case_of_harness)]
+    fn a_wait_that_may_be_there_is_passed_on(_: &Environment) -> Result<()> {
         let mut order = Order::default();
         order.hold(0);
         order.driver_may_wait(1);
         order.join(2, 1);
         assert!(!order.flows(1) && !order.flows(2));
+        Ok(())
     }
 }

@@ -205,12 +205,14 @@ pub const MAPPED_MEMORY: Leftover = Leftover {
     },
 };
 
-#[cfg(test)]
 mod tests {
-    use super::*;
+    use anyhow::Result;
 
-    #[test]
-    fn a_row_holds_for_its_calls_alone() {
+    use super::*;
+    use crate::environment::Environment;
+
+    #[apply(case_of_harness)]
+    fn a_row_holds_for_its_calls_alone(_: &Environment) -> Result<()> {
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
         let of = |answer: Answer, index, function| answer.matches(index, function, invalid);
         assert!(of(STUB, 0, "cuDriverGetVersion") && !of(STUB, 1, "cuDriverGetVersion"));
@@ -227,5 +229,6 @@ mod tests {
         assert!(HOST_MEMORY.matches("cuMemFreeHost", before, more));
         assert!(!HOST_MEMORY.matches("cuMemAllocHost", before, more));
         assert!(!MAPPED_MEMORY.matches("cuMemUnmap", before, more));
+        Ok(())
     }
 }

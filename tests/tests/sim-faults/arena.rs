@@ -102,7 +102,7 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
 /// their bytes, and no memory is lost.
 #[apply(case)]
 fn a_move_within_an_arena_that_fails_loses_nothing(env: &Environment) -> Result<()> {
-    const PIECE: usize = 32 << 20;
+    const PIECE: usize = 8 << 20;
     let control = env.control()?;
     let stream = env.stream()?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;

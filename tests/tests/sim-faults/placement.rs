@@ -12,12 +12,15 @@ use cuda_mem_tests::sweep::meaning::{
 use cuda_mem_tests::sweep::{self, Leftover, Scenario};
 use cuda_sim::Live;
 
+/// Two pages: what is zeroed is filled in each of thousands of runs.
+const BYTES: usize = 128 << 10;
+
 /// A machine is asked for, and memory of each kind placed there, taken and used.
 fn places(driver: Driver) -> Result<(), Error> {
     let devices = driver.devices()?;
     let stream = devices[0].primary_context()?.stream()?;
     let machine = Topology::gather(&devices)?;
-    let request = |access| PlacementRequest::bytes(2 << 20).access(access);
+    let request = |access| PlacementRequest::bytes(BYTES as u64).access(access);
     let short = |access| request(access).lifetime(Lifetime::Short);
     let mut plain = machine.clone();
     plain.devices[0].capabilities.memory_pools = false;
@@ -46,7 +49,7 @@ fn places(driver: Driver) -> Result<(), Error> {
         assert_eq!(placed.to_vec()?[99], 8);
         // More than the piece that it has.
         if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
-            buffer.resize_uninit((2 << 20) / 4 + 1)?;
+            buffer.resize_uninit(BYTES / 4 + 1)?;
         }
     }
     stream.synchronize()

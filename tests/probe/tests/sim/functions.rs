@@ -3,48 +3,35 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use cuda_driver_sys::SYMBOLS;
 
-/// Writes the page instead of comparing it.
-const WRITE: &str = "CUDA_PROBE_WRITE";
-
-const COMMAND: &str = "CUDA_PROBE_WRITE=1 cargo test -p cuda-mem-probe --test sim-functions";
-
-/// Topics that need a second device.
-const OF_TWO_DEVICES: [&str; 3] = ["across", "peers", "views"];
-
-fn probe(arguments: &[&str], devices: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_probe"))
-        .args(arguments)
-        .env("CUDA_SIM_DEVICES", devices)
-        .output()
-        .expect("the probe runs");
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).expect("the probe prints UTF-8")
-}
+use crate::{COMMAND, OF_TWO_DEVICES, WRITE, probe};
 
 /// The functions that each question calls.
 fn calls() -> BTreeMap<String, BTreeSet<String>> {
     let library = cuda_sim::library_path().expect("cargo has built the simulator");
-    let library = library.to_str().expect("a path of UTF-8");
-    let list = probe(&["--list"], "1");
+    let list = probe(&["--list".as_ref()], 1);
     let texts: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = list
             .lines()
             .map(|question| {
+                let library = &library;
                 scope.spawn(move || {
                     let topic = question.split('.').next().unwrap_or_default();
                     let devices = if OF_TWO_DEVICES.contains(&topic) {
-                        "2"
+                        2
                     } else {
-                        "1"
+                        1
                     };
-                    probe(
-                        &["--calls", "--library", library, "--only", question],
-                        devices,
-                    )
+                    let arguments = [
+                        "--calls".as_ref(),
+                        "--library".as_ref(),
+                        library.as_os_str(),
+                        "--only".as_ref(),
+                        question.as_ref(),
+                    ];
+                    probe(&arguments, devices)
                 })
             })
             .collect();

@@ -39,5 +39,3 @@ fn an_unknown_option_is_named() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("'events=none' is not known"), "{text}");
 }
-
-cuda_mem_watchdog::watch_program!();

@@ -1,9 +1,9 @@
 //! The simulated driver answers the probe's questions as a real one did.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+use crate::{COMMAND, OF_TWO_DEVICES, WRITE, probe};
 
 const CRASH: &str = "the driver crashes; the simulator answers an error, which a test can see";
 /// The driver takes the context, and frees it again later (R84).
@@ -206,16 +206,6 @@ fn answers(text: &str) -> BTreeMap<&str, &str> {
     answers
 }
 
-fn probe(arguments: &[&OsStr], devices: u32) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_probe"))
-        .args(arguments)
-        .env("CUDA_SIM_DEVICES", devices.to_string())
-        .output()
-        .expect("the probe runs");
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).expect("the probe prints UTF-8")
-}
-
 /// Topics whose questions are asked side by side too, because they take longest.
 const LONG: [&str; 6] = [
     "copies",
@@ -225,9 +215,6 @@ const LONG: [&str; 6] = [
     "managed_use",
     "observe",
 ];
-
-/// Topics that are asked of two devices, and have a record of their own.
-const OF_TWO_DEVICES: [&str; 3] = ["across", "peers", "views"];
 
 /// All answers of the simulator about some topics, which are asked side by side: most of the time
 /// goes into showing that something does not happen.
@@ -277,12 +264,6 @@ fn probe_the_simulator(devices: u32, is_wanted: impl Fn(&str) -> bool) -> String
     }
     texts.concat()
 }
-
-/// Writes the simulator's answers to the committed texts instead of comparing them. For when questions
-/// were added or the simulator follows the hardware better.
-const WRITE: &str = "CUDA_PROBE_WRITE";
-
-const COMMAND: &str = "CUDA_PROBE_WRITE=1 cargo test -p cuda-mem-probe --test sim-probe";
 
 fn committed(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
@@ -434,5 +415,3 @@ fn one_device_is_not_asked_about_two() {
         assert_eq!(probe(&arguments, 1), "# CUDA 13.0 on Simulated GPU 0\n");
     }
 }
-
-cuda_mem_watchdog::watch_program!();
