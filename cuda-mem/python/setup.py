@@ -35,11 +35,12 @@ class BuildWithCargo(build_py):
         package = pathlib.Path(self.build_lib) / "cuda_mem"
         programs = package / "bin"
         programs.mkdir(parents=True, exist_ok=True)
-        library = next(file for file in cargo("-p", "cuda-mem-capi") if file.name == "libcudamem.so")
-        self.take(library, package / library.name)
+        # At once: one after the other they would build what they depend on twice.
+        examples = ("doctor", "replay")
+        made = cargo("-p", "cuda-mem-capi", "-p", "cuda-mem", "--lib", *(f"--example={name}" for name in examples))
+        self.take(next(file for file in made if file.name == "libcudamem.so"), package / "libcudamem.so")
         self.take(WORKSPACE / "cuda-mem/capi/include/cudamem.h", package / "cudamem.h")
-        made = cargo("-p", "cuda-mem", "--example", "doctor", "--example", "replay")
-        for name in ("doctor", "replay"):
+        for name in examples:
             self.take(next(file for file in made if file.name == name), programs / name)
 
     def take(self, source, target):

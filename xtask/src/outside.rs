@@ -46,13 +46,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     );
     program.write(folder, &root)?;
 
-    let output = cargo(folder, &["test", "--quiet"])?;
+    // All of them build the same crates of this repository.
+    let target = folder.join("target");
+    let output = cargo(folder, &target, &["test", "--quiet"])?;
     print!("{output}");
     ensure!(
         output.contains("test result: ok. 1 passed"),
         "the README's test did not run"
     );
-    let shown = program.run(folder)?;
+    let shown = program.run(&target)?;
     print!("{shown}");
     let shown = on_one_line(&shown);
     for promised in program
@@ -67,11 +69,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "the README shows this, and the program does not print it: {promised}"
         );
     }
-    examples(&root, &scratch.path().join("ci-example"))
+    examples(&root, &scratch.path().join("ci-example"), &target)
 }
 
 /// The projects of `tests/ci-example`, in a folder with nothing else of the workspace.
-fn examples(root: &Path, folder: &Path) -> Result<()> {
+fn examples(root: &Path, folder: &Path, target: &Path) -> Result<()> {
     let repository = format!("file://{}", root.display());
     let from = root.join("tests/ci-example");
     for (name, files) in EXAMPLES {
@@ -82,21 +84,21 @@ fn examples(root: &Path, folder: &Path) -> Result<()> {
             workspace::write(&to, &text.replace(URL, &repository))?;
         }
     }
-    let output = cargo(&folder.join("cuda-mem"), &["test", "--quiet"])?;
+    let output = cargo(&folder.join("cuda-mem"), target, &["test", "--quiet"])?;
     print!("{output}");
     ensure!(
         output.contains("test result: ok. 5 passed"),
         "the tests with cuda-mem did not run"
     );
-    let output = script(&folder.join("cudarc"), &[])?;
+    let output = script(&folder.join("cudarc"), target, &[])?;
     print!("{output}");
     ensure!(
         output.contains("test result: ok. 1 passed"),
         "the test with cudarc did not run"
     );
-    let library = simulator(&folder.join("cudarc"))?;
+    let library = simulator(target)?;
     let include = root.join("tests/sim-driver/include");
-    let output = script(&folder.join("c"), &[&library, &include])?;
+    let output = script(&folder.join("c"), target, &[&library, &include])?;
     print!("{output}");
     let passed = output
         .lines()
@@ -107,11 +109,10 @@ fn examples(root: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Runs the `run.sh` of an example.
-fn script(folder: &Path, arguments: &[&Path]) -> Result<String> {
+fn script(folder: &Path, target: &Path, arguments: &[&Path]) -> Result<String> {
     let mut command = Command::new("sh");
     command.arg("run.sh").args(arguments).current_dir(folder);
-    // A project of its own, whatever this one is built with.
-    command.env_remove("CARGO_TARGET_DIR");
+    command.env("CARGO_TARGET_DIR", target);
     workspace::output(&mut command)
 }
 
@@ -169,9 +170,9 @@ impl Program {
     }
 
     /// On the simulated driver: the example ends with an error that says how much memory there is.
-    fn run(&self, folder: &Path) -> Result<String> {
-        let mut command = Command::new(folder.join("target/debug/outside"));
-        command.env("CUDA_DRIVER_SYS_LIBRARY", simulator(folder)?);
+    fn run(&self, target: &Path) -> Result<String> {
+        let mut command = Command::new(target.join("debug/outside"));
+        command.env("CUDA_DRIVER_SYS_LIBRARY", simulator(target)?);
         let output = command
             .output()
             .with_context(|| format!("could not start {command:?}"))?;
@@ -187,8 +188,8 @@ impl Program {
 }
 
 /// The library that cargo built for the test, whose name has a hash in it.
-fn simulator(folder: &Path) -> Result<PathBuf> {
-    for entry in std::fs::read_dir(folder.join("target/debug/deps"))? {
+fn simulator(target: &Path) -> Result<PathBuf> {
+    for entry in std::fs::read_dir(target.join("debug/deps"))? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with("libcuda_sim-") && name.ends_with(".so") {
@@ -198,11 +199,10 @@ fn simulator(folder: &Path) -> Result<PathBuf> {
     bail!("cargo built no libcuda_sim")
 }
 
-fn cargo(folder: &Path, arguments: &[&str]) -> Result<String> {
+fn cargo(folder: &Path, target: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = workspace::cargo();
     command.current_dir(folder).args(arguments);
-    // The folder is a project of its own, whatever this one is built with.
-    command.env_remove("CARGO_TARGET_DIR");
+    command.env("CARGO_TARGET_DIR", target);
     workspace::output(&mut command)
 }
 

@@ -2,8 +2,11 @@
 //! process of its own, and write down what they call.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::find::base;
 use crate::workspace;
@@ -27,25 +30,37 @@ pub(super) type Calls = BTreeMap<String, BTreeSet<String>>;
 pub(super) fn run() -> Result<Calls> {
     let scratch = tempfile::tempdir().context("could not make a scratch folder")?;
     let file = scratch.path().join("calls");
-    let mut cargo = workspace::cargo();
-    cargo
-        .args(["test", "--quiet", "--package", "cuda-mem-tests"])
-        .args(["--test", "contract"]);
+    let mut tests = Command::new(program()?);
+    tests.current_dir(workspace::root().join("tests"));
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if name.starts_with("CUDA_SIM_") || name.starts_with("CUDA_MEM_TEST_") {
-            cargo.env_remove(name);
+            tests.env_remove(name);
         }
     }
-    cargo
+    tests
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env("CUDA_MEM_TEST_BACKEND", "sim")
         .env("CUDA_SIM_DEVICES", DEVICES)
         .env("CUDA_SIM_DRIVER_VERSION", VERSION)
         .env(SUITE, "coverage")
         .env(VARIABLE, &file);
-    workspace::output(&mut cargo).context("the contract tests must pass to be counted")?;
+    workspace::output(&mut tests).context("the contract tests must pass to be counted")?;
     parse(&workspace::read(&file)?)
+}
+
+/// The contract tests as `cargo test --workspace` builds them: alone they would be built with other features of what
+/// they depend on, and then again for the workspace.
+fn program() -> Result<PathBuf> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json"]);
+    let messages = workspace::output(&mut cargo)?;
+    let found = messages.lines().find_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let is_it = message["target"]["name"] == "contract" && message["profile"]["test"] == true;
+        is_it.then(|| message["executable"].as_str().map(PathBuf::from))?
+    });
+    found.context("cargo built no contract tests")
 }
 
 /// `test: symbol symbol …` a line.
