@@ -18,7 +18,7 @@ pub enum Kind {
     Any,
     /// Two devices.
     TwoDevices,
-    /// All memory of a device: no other test of any process may run beside it.
+    /// All memory of a device: on a GPU, no other test of any process may run beside it.
     WholeCard,
     /// The simulated driver.
     Simulator,
@@ -26,7 +26,7 @@ pub enum Kind {
     Long,
     /// A machine, or a process, that another body makes for it.
     Staged,
-    /// Nothing: it looks at these tests, not at the library.
+    /// Nothing: it checks the tests' own helpers and models.
     Harness,
 }
 
@@ -145,7 +145,7 @@ macro_rules! case_staged {
     ($($function:tt)*) => { $crate::register! { Staged, false, $($function)* } };
 }
 
-/// A test of what the tests are made of. A unit test would build this library twice.
+/// A test of the tests' own helpers and models. As a unit test, it would make cargo build this library a second time.
 #[macro_export]
 macro_rules! case_of_harness {
     ($($function:tt)*) => { $crate::register! { Harness, false, $($function)* } };

@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::io::Write as _;
-use std::process::{Command, ExitCode};
+use std::io::{self, Seek as _, Write as _};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -74,12 +74,11 @@ fn here(wanted: &Suite) -> ExitCode {
 }
 
 fn in_processes(suites: &[&Suite]) -> ExitCode {
-    let failed = if is_simulated() {
+    let failed = if are_simulated(suites) {
         side_by_side(suites)
     } else {
-        suites
-            .iter()
-            .filter_map(|suite| failure(suite, in_process(suite)))
+        let ends = suites.iter().map(|suite| (suite, in_process(suite)));
+        ends.filter_map(|(suite, end)| failure(suite, end))
             .collect()
     };
     if failed.is_empty() {
@@ -94,18 +93,18 @@ fn in_processes(suites: &[&Suite]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// On a GPU, suites would wait for each other's work.
-fn is_simulated() -> bool {
-    Environment::get().is_ok_and(|env| env.backend == Backend::Sim)
+/// Whether all suites run on the simulator. On a GPU they would wait for each other's work.
+fn are_simulated(suites: &[&Suite]) -> bool {
+    suites.iter().all(|suite| suite.sim_only)
+        || Environment::get().is_ok_and(|env| env.backend == Backend::Sim)
 }
 
-/// Runs as many suites at a time as there are processors. The output of each comes in one piece, when it has ended.
+/// Runs as many suites at a time as there are processors, on the simulator. The output of each comes when it has ended.
 fn side_by_side(suites: &[&Suite]) -> Vec<String> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(suite) = suites.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = in_process_with_output(suite);
-            if let Some(text) = failure(suite, outcome) {
+            if let Some(text) = failure(suite, in_simulated_process(suite)) {
                 let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                 failed.push(text);
             }
@@ -120,11 +119,11 @@ fn side_by_side(suites: &[&Suite]) -> Vec<String> {
 }
 
 /// What to say of a suite that did not succeed.
-fn failure(suite: &Suite, succeeds: Result<bool>) -> Option<String> {
-    match succeeds {
-        Ok(true) => None,
-        Ok(false) => Some(suite.name.to_owned()),
-        Err(error) => Some(format!("{}: {error:#}", suite.name)),
+fn failure(suite: &Suite, end: Result<ExitStatus>) -> Option<String> {
+    match end {
+        Ok(status) if status.success() => None,
+        Ok(status) => Some(format!("{} ({status})", suite.name)),
+        Err(error) => Some(format!("{} ({error:#})", suite.name)),
     }
 }
 
@@ -137,20 +136,23 @@ fn command(suite: &Suite) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether the suite succeeds in a process of its own.
-fn in_process(suite: &Suite) -> Result<bool> {
-    let status = command(suite)?.status().context("could not be started")?;
-    Ok(status.success())
+fn in_process(suite: &Suite) -> Result<ExitStatus> {
+    command(suite)?.status().context("could not be started")
 }
 
-/// The same, with its output in one piece.
-fn in_process_with_output(suite: &Suite) -> Result<bool> {
-    let output = command(suite)?.output().context("could not be started")?;
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&output.stdout)?;
-    stdout.flush()?;
-    std::io::stderr().write_all(&output.stderr)?;
-    Ok(output.status.success())
+/// The output goes to a file: what a suite that crashed leaves behind could hold a pipe open for ever.
+fn in_simulated_process(suite: &Suite) -> Result<ExitStatus> {
+    eprintln!("{} begins", suite.name);
+    let mut output = tempfile::tempfile()?;
+    let status = command(suite)?
+        .env("CUDA_MEM_TEST_BACKEND", Backend::Sim.name())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
+        .status()
+        .context("could not be started")?;
+    output.rewind()?;
+    io::copy(&mut output, &mut io::stdout().lock())?;
+    Ok(status)
 }
 
 /// Runs the tests of a suite that the command line asks for.

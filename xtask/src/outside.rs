@@ -46,8 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     );
     program.write(folder, &root)?;
 
-    // All of them build the same crates of this repository.
-    let target = folder.join("target");
+    let target = std::path::absolute(folder)?.join("target");
     let output = cargo(folder, &target, &["test", "--quiet"])?;
     print!("{output}");
     ensure!(
@@ -72,7 +71,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     examples(&root, &scratch.path().join("ci-example"), &target)
 }
 
-/// The projects of `tests/ci-example`, in a folder with nothing else of the workspace.
+/// The projects of `tests/ci-example`, in a folder with nothing else of the workspace. `target` may have crates of this
+/// repository already.
 fn examples(root: &Path, folder: &Path, target: &Path) -> Result<()> {
     let repository = format!("file://{}", root.display());
     let from = root.join("tests/ci-example");
@@ -90,13 +90,15 @@ fn examples(root: &Path, folder: &Path, target: &Path) -> Result<()> {
         output.contains("test result: ok. 5 passed"),
         "the tests with cuda-mem did not run"
     );
-    let output = script(&folder.join("cudarc"), target, &[])?;
+    // A target of its own: it has to find the simulator that it builds itself.
+    let cudarc = folder.join("cudarc").join("target");
+    let output = script(&folder.join("cudarc"), &cudarc, &[])?;
     print!("{output}");
     ensure!(
         output.contains("test result: ok. 1 passed"),
         "the test with cudarc did not run"
     );
-    let library = simulator(target)?;
+    let library = simulator(&cudarc)?;
     let include = root.join("tests/sim-driver/include");
     let output = script(&folder.join("c"), target, &[&library, &include])?;
     print!("{output}");

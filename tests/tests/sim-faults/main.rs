@@ -24,18 +24,22 @@ use cuda_mem_tests::suite::Suite;
 
 fn main() -> ExitCode {
     run::main(&[
-        faults(Suite::made_of("faults-of-calls", is_of_calls)),
-        faults(Suite::made_of("faults-of-memory", |test| {
-            test.kind == Kind::Any && test.is_in("sim_faults") && !is_of_calls(test)
+        faults(Suite::made_of("faults-1", is_of_first_half)),
+        faults(Suite::made_of("faults-2", |test| {
+            is_ours(test) && !is_of_first_half(test)
         })),
         sweep::PAIRS,
         managed::REFUSED,
     ])
 }
 
-/// About half of the time.
-fn is_of_calls(test: &Test) -> bool {
-    test.kind == Kind::Any
+fn is_ours(test: &Test) -> bool {
+    matches!(test.kind, Kind::Any | Kind::Simulator) && test.is_in("sim_faults")
+}
+
+/// Splits the tests into two suites that take about as long and run side by side.
+fn is_of_first_half(test: &Test) -> bool {
+    is_ours(test)
         && ["sweep", "single", "placement", "graph"]
             .iter()
             .any(|module| test.is_in(&format!("sim_faults::{module}")))

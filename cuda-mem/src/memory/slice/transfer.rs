@@ -147,7 +147,7 @@ impl<T: Pod> Span<'_, T> {
 
     /// Copies into a new vector, and returns when it is filled.
     pub(crate) fn to_vec(self) -> Result<Vec<T>> {
-        // Zeros that the system has already: the copy is the first to touch them.
+        // For large vectors these are the system's untouched pages, so the copy is the first write.
         let mut vec = bytemuck::allocation::try_zeroed_vec(self.len)
             .map_err(|()| Error::host_memory(self.size_bytes()))?;
         self.copy_to(&mut vec)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::{COMMAND, OF_TWO_DEVICES, WRITE, probe};
+use crate::{COMMAND, OF_TWO_DEVICES, WRITE, of_one_device, of_two_devices, probe};
 
 const CRASH: &str = "the driver crashes; the simulator answers an error, which a test can see";
 /// The driver takes the context, and frees it again later (R84).
@@ -206,65 +206,6 @@ fn answers(text: &str) -> BTreeMap<&str, &str> {
     answers
 }
 
-/// Topics whose questions are asked side by side too, because they take longest.
-const LONG: [&str; 6] = [
-    "copies",
-    "ipc_events",
-    "kinds",
-    "loading",
-    "managed_use",
-    "observe",
-];
-
-/// All answers of the simulator about some topics, which are asked side by side: most of the time
-/// goes into showing that something does not happen.
-fn probe_the_simulator(devices: u32, is_wanted: impl Fn(&str) -> bool) -> String {
-    let library = cuda_sim::library_path().expect("cargo has built the simulator");
-    let list = probe(&["--list".as_ref()], devices);
-    // A question alone, or a topic with its dot, in the order of the topics and within one in that of the list.
-    let mut topics: Vec<(&str, &str)> = Vec::new();
-    for question in list.lines() {
-        let Some((topic, _)) = question
-            .split_once('.')
-            .filter(|(topic, _)| is_wanted(topic))
-        else {
-            continue;
-        };
-        let part = if LONG.contains(&topic) {
-            question
-        } else {
-            &question[..=topic.len()]
-        };
-        if !topics.contains(&(topic, part)) {
-            topics.push((topic, part));
-        }
-    }
-    topics.sort_by_key(|(topic, _)| *topic);
-    let topics: Vec<&str> = topics.into_iter().map(|(_, part)| part).collect();
-    let ask = |only: &str| {
-        let arguments = [
-            "--library".as_ref(),
-            library.as_os_str(),
-            "--only".as_ref(),
-            only.as_ref(),
-        ];
-        probe(&arguments, devices)
-    };
-    let texts: Vec<String> = std::thread::scope(|scope| {
-        let threads: Vec<_> = topics
-            .iter()
-            .map(|topic| scope.spawn(|| ask(topic)))
-            .collect();
-        let texts = threads.into_iter().map(|thread| thread.join());
-        texts.map(|text| text.expect("the probe runs")).collect()
-    });
-    for (topic, text) in topics.iter().zip(&texts) {
-        assert!(text.starts_with("# CUDA 13.0 on Simulated GPU 0\n"));
-        assert!(text.lines().count() > 1, "{topic}");
-    }
-    texts.concat()
-}
-
 fn committed(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
     folder.join(name)
@@ -387,18 +328,18 @@ fn compare(records: &[&str], text: &str, known: &[(&str, &str)]) {
 
 #[test]
 fn the_simulator_answers_as_the_hardware_did() {
-    let text = probe_the_simulator(1, |topic| !OF_TWO_DEVICES.contains(&topic));
-    keep("probe-simulator.txt", &text);
+    let text = of_one_device();
+    keep("probe-simulator.txt", text);
     let records = ["probe-h200.txt", "probe-h100.txt"];
-    compare(&records, &text, &KNOWN_DIFFERENCES);
+    compare(&records, text, &KNOWN_DIFFERENCES);
 }
 
 #[test]
 fn two_simulated_devices_answer_as_two_real_ones_did() {
-    let text = probe_the_simulator(2, |topic| OF_TWO_DEVICES.contains(&topic));
-    keep("probe-simulator-x2.txt", &text);
+    let text = of_two_devices();
+    keep("probe-simulator-x2.txt", text);
     let records = ["probe-h200-x2.txt"];
-    compare(&records, &text, &KNOWN_DIFFERENCES_OF_TWO);
+    compare(&records, text, &KNOWN_DIFFERENCES_OF_TWO);
 }
 
 #[test]

@@ -6,47 +6,19 @@ use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::SYMBOLS;
 
-use crate::{COMMAND, OF_TWO_DEVICES, WRITE, probe};
+use crate::{COMMAND, WRITE, of_one_device, of_two_devices};
 
 /// The functions that each question calls.
 fn calls() -> BTreeMap<String, BTreeSet<String>> {
-    let library = cuda_sim::library_path().expect("cargo has built the simulator");
-    let list = probe(&["--list".as_ref()], 1);
-    let texts: Vec<String> = std::thread::scope(|scope| {
-        let threads: Vec<_> = list
-            .lines()
-            .map(|question| {
-                let library = &library;
-                scope.spawn(move || {
-                    let topic = question.split('.').next().unwrap_or_default();
-                    let devices = if OF_TWO_DEVICES.contains(&topic) {
-                        2
-                    } else {
-                        1
-                    };
-                    let arguments = [
-                        "--calls".as_ref(),
-                        "--library".as_ref(),
-                        library.as_os_str(),
-                        "--only".as_ref(),
-                        question.as_ref(),
-                    ];
-                    probe(&arguments, devices)
-                })
-            })
-            .collect();
-        let texts = threads.into_iter().map(|thread| thread.join());
-        texts.map(|text| text.expect("the probe runs")).collect()
-    });
     let mut calls = BTreeMap::<String, BTreeSet<String>>::new();
-    for line in texts.iter().flat_map(|text| text.lines()) {
+    for line in of_one_device().lines().chain(of_two_devices().lines()) {
         let Some((question, names)) = line
             .strip_prefix("#calls ")
             .and_then(|line| line.split_once(": "))
         else {
             continue;
         };
-        // A question alone begins with its name, as do others of the same beginning.
+        // A question may be asked by several processes.
         let names = names.split(' ').map(str::to_owned);
         calls.entry(question.to_owned()).or_default().extend(names);
     }
