@@ -91,8 +91,8 @@ fn cargo(targets: &[&str], packages: &[&str]) -> Result<String> {
     String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")
 }
 
-/// Name in the bundle → file.
-fn collect(messages: &str) -> Result<BTreeMap<String, PathBuf>> {
+/// Name in the bundle → file, from the messages of cargo, one a line.
+pub(crate) fn collect(messages: &str) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for line in messages.lines() {
         let message: Message = serde_json::from_str(line)

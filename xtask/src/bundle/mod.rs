@@ -1,6 +1,6 @@
 //! `cargo xtask bundle`: tests, examples and benchmarks in a folder that runs without Rust.
 
-mod artifacts;
+pub(crate) mod artifacts;
 mod rivals;
 
 use std::fs;

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use super::find::base;
+use crate::bundle::artifacts;
 use crate::workspace;
 
 /// The file that the test program writes to; the test program knows the variable.
@@ -53,13 +53,10 @@ pub(super) fn run() -> Result<Calls> {
 /// they depend on, and then again for the workspace.
 fn program() -> Result<PathBuf> {
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--no-run", "--message-format=json"]);
-    let messages = workspace::output(&mut cargo)?;
-    let found = messages.lines().find_map(|line| {
-        let message: Value = serde_json::from_str(line).ok()?;
-        let is_it = message["target"]["name"] == "contract" && message["profile"]["test"] == true;
-        is_it.then(|| message["executable"].as_str().map(PathBuf::from))?
-    });
+    cargo.args(["test", "--workspace", "--no-run"]);
+    cargo.arg("--message-format=json-render-diagnostics");
+    let mut built = artifacts::collect(&workspace::output(&mut cargo)?)?;
+    let found = built.remove("test-contract");
     found.context("cargo built no contract tests")
 }
 
