@@ -110,6 +110,7 @@ mod book {
         Performance "../../docs/src/performance.md"
         Placement "../../docs/src/placement.md"
         Pools "../../docs/src/pools.md"
+        Recording "../../docs/src/recording.md"
         Replay "../../docs/src/replay.md"
         Resources "../../docs/src/resources.md"
         Tasks "../../docs/src/tasks.md"

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
+use cuda_mem::ledger::Recorder;
 use cuda_mem::memory::{
     AlignedAdaptor, CheckedAdaptor, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
-    MemoryProperties, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor,
-    TrackingAdaptor,
+    MemoryProperties, PrefetchAdaptor, RecordingAdaptor, RecoveryAdaptor, RecoveryPolicy,
+    StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem::{MemoryResource, Resource, Stream};
 use serde_json::{Value, json};
@@ -178,6 +179,18 @@ pub(crate) fn measure(stream: &Stream) -> Result<Vec<Row>> {
             stream,
             256,
             &LoggingAdaptor::new(new(), std::io::sink()),
+        )?,
+        row(
+            "recording, in a ring",
+            stream,
+            256,
+            &RecordingAdaptor::new(new(), &Recorder::ring(1 << 16)),
+        )?,
+        row(
+            "recording, to a writer",
+            stream,
+            256,
+            &RecordingAdaptor::new(new(), &Recorder::to_writer(std::io::sink())),
         )?,
         row(
             "failure callback",

@@ -2,7 +2,7 @@
 //! all resources on RMM's `random_allocations`.
 //!
 //! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a check on the
-//! simulated driver; `--adaptors` measures only these.
+//! simulated driver; `--adaptors` and `--watched` measure only these.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -10,6 +10,7 @@ mod common;
 mod adaptors;
 mod ledger;
 mod pairs;
+mod watched;
 mod workload;
 
 use anyhow::Result;
@@ -30,6 +31,11 @@ fn main() -> Result<()> {
         cpu()
     );
 
+    if has("--watched") {
+        println!("{heading}");
+        watched::show(&watched::measure(&device, &stream)?);
+        return Ok(());
+    }
     let adaptors = adaptors::measure(&stream)?;
     if has("--adaptors") {
         println!("{heading}");
@@ -38,6 +44,7 @@ fn main() -> Result<()> {
     }
     let pairs = pairs::measure(driver, &stream, quick)?;
     let ledger = ledger::measure(driver, &stream)?;
+    let watched = watched::measure(&device, &stream)?;
     let runs = workload::measure(driver, &stream, quick)?;
     if json {
         let report = json!({
@@ -49,6 +56,7 @@ fn main() -> Result<()> {
             "adaptors": { "method": adaptors::METHOD, "rows": adaptors::json(&adaptors) },
             "pairs": { "method": pairs::METHOD, "rows": pairs::json(&pairs) },
             "ledger": { "method": ledger::METHOD, "rows": ledger::json(&ledger) },
+            "watched": { "method": watched::METHOD, "rows": watched::json(&watched) },
             "random_allocations": { "method": workload::METHOD, "rows": workload::json(&runs) },
         });
         println!("{report}");
@@ -58,6 +66,7 @@ fn main() -> Result<()> {
     adaptors::show(&adaptors);
     pairs::show(&pairs);
     ledger::show(&ledger);
+    watched::show(&watched);
     workload::show(&runs);
     Ok(())
 }

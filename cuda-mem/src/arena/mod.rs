@@ -34,6 +34,8 @@ mod last_use;
 mod late_waits;
 mod moves;
 mod moves_back;
+mod observed;
+mod observer;
 mod page_map;
 mod parked;
 mod pin;

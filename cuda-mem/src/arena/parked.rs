@@ -1,5 +1,6 @@
 //! Frees of blocks that several streams used: they are parked until all streams but the freeing one are done.
 
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +9,7 @@ use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{For, SlowState};
 use super::stream_cache::RemoteFree;
-use super::{Inner, UNIT, UnknownBlock, thread};
+use super::{Inner, UNIT, UnknownBlock, thread, units};
 use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::stream::Stream;
@@ -19,6 +20,8 @@ use crate::stream::epoch;
 pub(super) struct ParkedFree {
     start: u64,
     size: u32,
+    /// What was asked for.
+    bytes: u64,
     /// The stream that freed it, and when.
     last_use: LastUse,
     /// The other streams that used it before that, and are not known to be done.
@@ -48,10 +51,14 @@ impl Inner {
     pub(super) fn deallocate_after(
         &self,
         address: u64,
-        size: u32,
+        layout: Layout,
         stream: &Stream,
         others: &[&Stream],
     ) -> Result<()> {
+        let start = address / UNIT;
+        let Some(size) = units(layout.size()) else {
+            return Err(self.unknown(UnknownBlock { start }));
+        };
         if report::is_forked() {
             return Err(Error::forked());
         }
@@ -71,9 +78,11 @@ impl Inner {
         others.retain(|other| state.streams[*other as usize].done() < epoch);
         if others.is_empty() {
             drop(state);
+            if self.backing.observer.is_on() {
+                return self.deallocate_observed(address, layout, size, stream);
+            }
             return self.deallocate_slowly(address, size, stream);
         }
-        let start = address / UNIT;
         self.note_free(start)
             .map_err(|unknown| self.unknown(unknown))?;
         for other in &others {
@@ -86,9 +95,12 @@ impl Inner {
             }
         }
         self.slow_path.parked.add(size);
+        let observer = &self.backing.observer;
+        observer.parked(address, layout.size() as u64, stream);
         state.parked.push(ParkedFree {
             start,
             size,
+            bytes: layout.size() as u64,
             last_use: LastUse::new(id, epoch),
             others,
         });
@@ -125,6 +137,8 @@ impl Inner {
         parked.retain_mut(|block| {
             let is_done = block.others.is_empty();
             if is_done {
+                let observer = &self.backing.observer;
+                observer.released_parked(block.start * UNIT, block.bytes);
                 done.push((block.start, block.size, block.last_use));
             }
             !is_done

@@ -96,13 +96,16 @@ impl Inner {
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
+        if self.backing.observer.is_on() {
+            return self.allocate_observed(layout, stream);
+        }
         let allocated = self.find_or_grow(layout, stream);
         self.report_unknown_blocks();
         allocated
     }
 
     #[track_caller]
-    fn find_or_grow(&self, layout: Layout, stream: &Stream) -> Result<u64> {
+    pub(super) fn find_or_grow(&self, layout: Layout, stream: &Stream) -> Result<u64> {
         if report::is_forked() {
             return Err(Error::forked());
         }

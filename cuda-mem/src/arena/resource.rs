@@ -4,8 +4,9 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::backing::Backing;
+use super::backing;
 use super::last_freed::is_small;
+use super::page_map::CacheId;
 use super::{Arena, Inner, UNIT, UnknownBlock, units};
 use crate::base::error::Result;
 use crate::base::report;
@@ -51,17 +52,12 @@ unsafe impl MemoryResource for Inner {
         };
         if !report::is_forked()
             && let Some(id) = self.noted_cache(stream)
+            && let Some(freed) = self.deallocate_in(id, address, size)
         {
-            let start = address / UNIT;
-            match self.owner_of(address, size) {
-                Some(owner) if owner == id => return self.free_to_pages(id, start, size),
-                None if !is_small(size) => return self.free_large(id, start, size),
-                Some(owner) => {
-                    self.free_remote(owner, id, start, size);
-                    return Ok(());
-                }
-                None => {}
-            }
+            return freed;
+        }
+        if self.backing.observer.is_on() {
+            return self.deallocate_observed(address, layout, size, stream);
         }
         self.deallocate_slowly(address, size, stream)
     }
@@ -76,11 +72,7 @@ unsafe impl MemoryResource for Inner {
         if address == 0 {
             return Ok(());
         }
-        let Some(size) = units(layout.size()) else {
-            let start = address / UNIT;
-            return Err(self.unknown(UnknownBlock { start }));
-        };
-        Self::deallocate_after(self, address, size, stream, others)
+        Self::deallocate_after(self, address, layout, stream, others)
     }
 
     fn memory_properties(&self) -> MemoryProperties {
@@ -88,14 +80,36 @@ unsafe impl MemoryResource for Inner {
     }
 
     fn pool(&self) -> Option<&Pool> {
-        match &*self.backing {
-            Backing::Vmm(_) => None,
-            Backing::Upstream(upstream) => upstream.resource().pool(),
+        match &self.backing.kind {
+            backing::Kind::Vmm(_) => None,
+            backing::Kind::Upstream(upstream) => upstream.resource().pool(),
         }
     }
 
     fn trim_to(&self, keep: u64) -> Result<()> {
         Self::trim_to(self, keep)
+    }
+}
+
+impl Inner {
+    /// Frees a block on a stream with this cache. `None` if it is a small block of no cache.
+    #[inline(always)]
+    pub(super) fn deallocate_in(
+        &self,
+        id: CacheId,
+        address: CUdeviceptr,
+        size: u32,
+    ) -> Option<Result<()>> {
+        let start = address / UNIT;
+        match self.owner_of(address, size) {
+            Some(owner) if owner == id => Some(self.free_to_pages(id, start, size)),
+            None if !is_small(size) => Some(self.free_large(id, start, size)),
+            Some(owner) => {
+                self.free_remote(owner, id, start, size);
+                Some(Ok(()))
+            }
+            None => None,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::backing::Backing;
+use super::backing;
 use super::thread_cache::ThreadCache;
 use super::{Arena, Inner, UNIT, thread};
 use crate::base::error::Bytes;
@@ -137,9 +137,11 @@ impl FreeSpace {
 
 impl Inner {
     pub(super) fn source(&self) -> ArenaBacking {
-        match &*self.backing {
-            Backing::Vmm(_) => ArenaBacking::VirtualMemory,
-            Backing::Upstream(upstream) => ArenaBacking::Upstream(upstream.resource().clone()),
+        match &self.backing.kind {
+            backing::Kind::Vmm(_) => ArenaBacking::VirtualMemory,
+            backing::Kind::Upstream(upstream) => {
+                ArenaBacking::Upstream(upstream.resource().clone())
+            }
         }
     }
 
@@ -148,6 +150,10 @@ impl Inner {
         let stats = self.stats();
         let awake = stats.live.saturating_sub(stats.asleep);
         stats.reserved.saturating_sub(awake)
+    }
+
+    pub(super) fn driver_calls(&self) -> u64 {
+        self.backing.calls() + self.slow_path.calls.calls.load(Ordering::Relaxed)
     }
 
     pub(super) fn stats(&self) -> ArenaStats {
@@ -169,7 +175,7 @@ impl Inner {
             beyond_slack: slow_counters(&self.slow_path.counters.beyond_slack),
             stranded: slow_counters(&self.slow_path.counters.stranded),
             prepared: slow_counters(&self.slow_path.counters.prepared),
-            driver_calls: self.backing.calls() + slow_counters(&self.slow_path.calls.calls),
+            driver_calls: self.driver_calls(),
             streams: self.caches.count() as u64,
             ..ArenaStats::default()
         };

@@ -116,6 +116,7 @@ impl Inner {
     /// As [`trim_to`](Self::trim_to), for the holder of the turn to grow: another thread that finds too little memory
     /// waits, and so does not miss memory that is being given back.
     pub(super) fn trim(&self, keep: u64, search: Search) -> Result<()> {
+        self.backing.observer.trims(keep);
         let chunks = self.take_chunks(keep, search);
         // With an upstream no lock is held, because it may call back.
         let mut failed = Ok(());

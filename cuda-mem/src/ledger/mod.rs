@@ -2,7 +2,7 @@
 //!
 //! The [`Ledger`] is off unless it is enabled, by [level](LedgerLevel) or by `CUDA_MEM_LEDGER`. Its
 //! [report](LedgerReport) groups objects by origin; a [scope](LedgerScope) reports objects that were made within it
-//! and are still alive.
+//! and are still alive. A [`Recorder`] keeps what happens to memory over time.
 
 // How a new kind of object joins:
 // 1. a line in `kind.rs`, and a method of the object that makes its `Item` (kind, handle, bytes, device);
@@ -13,15 +13,18 @@
 // the ledger is off; an object that was made then is unknown at its end.
 
 mod book;
+pub(crate) mod csv;
 mod exit;
 mod kind;
 mod level;
+mod recorder;
 mod scope;
 mod summary;
 
 pub(crate) use book::Ended;
 pub use kind::LedgerKind;
 pub use level::LedgerLevel;
+pub use recorder::{Origin, Recorder, Recording, TraceAction, TraceEntry};
 pub use scope::LedgerScope;
 pub use summary::{LedgerGroup, LedgerReport};
 

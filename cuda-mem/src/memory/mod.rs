@@ -18,8 +18,8 @@ pub(crate) mod stats;
 
 pub use adaptor::{
     AlignedAdaptor, CheckedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LimitedAlloc,
-    LiveAllocation, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics,
-    StatisticsAdaptor, StatisticsScope, TrackingAdaptor,
+    LiveAllocation, LoggingAdaptor, PrefetchAdaptor, RecordingAdaptor, RecoveryAdaptor,
+    RecoveryPolicy, Statistics, StatisticsAdaptor, StatisticsScope, TrackingAdaptor,
 };
 pub use buffer::DeviceBuffer;
 pub use container::{DeviceScalar, DeviceVec};

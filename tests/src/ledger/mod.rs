@@ -1,9 +1,11 @@
-//! The ledger: what is alive is listed with the line that made it, and what has ended is not.
+//! The ledger: what is alive is listed with the line that made it, and what has ended is not; and the recorder.
 
 mod ends;
 mod environment;
 mod leaks;
 mod levels;
+mod recorded_arena;
+mod recorder;
 
 use anyhow::{Result, ensure};
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};

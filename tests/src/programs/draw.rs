@@ -50,9 +50,10 @@ fn arena() -> impl Strategy<Value = ArenaSpec> {
         initial,
         background,
         any::<bool>(),
+        any::<bool>(),
     );
     all.prop_map(
-        |(policy, slack, max, threshold, initial, background, annotated)| ArenaSpec {
+        |(policy, slack, max, threshold, initial, background, annotated, recorded)| ArenaSpec {
             policy,
             slack,
             max,
@@ -60,6 +61,7 @@ fn arena() -> impl Strategy<Value = ArenaSpec> {
             initial,
             background,
             annotated,
+            recorded,
         },
     )
 }
@@ -86,6 +88,7 @@ fn resource() -> impl Strategy<Value = ResourceSpec> {
         (8_u32..24, 0_u64..256).prop_map(|(log, more)| Adaptor::Limit((1 << log) + more)),
         (9_u32..14).prop_map(|log| Adaptor::Aligned(1 << log)),
         Just(Adaptor::Logging),
+        Just(Adaptor::Recording),
         Just(Adaptor::FailureCallback),
         Just(Adaptor::Recovery),
         Just(Adaptor::Prefetch),

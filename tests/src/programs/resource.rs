@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::arena::{ArenaBacking, CapturePool};
+use cuda_mem::ledger::Recorder;
 use cuda_mem::memory::{
     AlignedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy,
-    StatisticsAdaptor, TrackingAdaptor,
+    ManagedResource, PinnedResource, PrefetchAdaptor, RecordingAdaptor, RecoveryAdaptor,
+    RecoveryPolicy, StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource};
 
@@ -353,6 +354,9 @@ fn make_arena(device: &Device, spec: ArenaSpec) -> cuda_mem::Result<Arena> {
     if let Some(max) = spec.max {
         builder = builder.max_bytes(max);
     }
+    if spec.recorded {
+        builder = builder.record(&Recorder::ring(10_000));
+    }
     builder.build()
 }
 
@@ -384,6 +388,11 @@ fn adapt(adaptor: Adaptor, upstream: Resource) -> Result<(Resource, Option<Count
         Adaptor::Logging => {
             let log = LoggingAdaptor::new(upstream, std::io::sink());
             (Resource::new(log), None)
+        }
+        Adaptor::Recording => {
+            let recorder = Recorder::ring(1000);
+            let recorded = RecordingAdaptor::new(upstream, &recorder);
+            (Resource::new(recorded), None)
         }
         Adaptor::FailureCallback => {
             let refusals = AtomicU64::new(0);

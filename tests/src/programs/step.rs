@@ -38,6 +38,7 @@ pub(super) struct ArenaSpec {
     /// The order sanitizer knows the blocks. Otherwise the arena may sleep and give memory to graphs, which the
     /// sanitizer would report: physical memory disappears, and graphs use addresses.
     pub(super) annotated: bool,
+    pub(super) recorded: bool,
 }
 
 /// One adaptor of a stack.
@@ -48,6 +49,7 @@ pub(super) enum Adaptor {
     Limit(u64),
     Aligned(usize),
     Logging,
+    Recording,
     FailureCallback,
     Recovery,
     Prefetch,

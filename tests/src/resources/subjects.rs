@@ -4,10 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::Result;
+use cuda_mem::ledger::Recorder;
 use cuda_mem::memory::{
     AlignedAdaptor, CheckedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor,
-    LoggingAdaptor, ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor,
-    RecoveryPolicy, StatisticsAdaptor, Strategy, TrackingAdaptor,
+    LoggingAdaptor, ManagedResource, PinnedResource, PrefetchAdaptor, RecordingAdaptor,
+    RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Arena, MemoryPool, Resource};
@@ -89,7 +90,7 @@ const PLAIN: [(&str, Make); 9] = [
 ];
 
 /// Every adaptor, with what it puts over a resource.
-pub(crate) const ADAPTORS: [(&str, Adapt); 10] = [
+pub(crate) const ADAPTORS: [(&str, Adapt); 11] = [
     ("limit", |upstream| {
         Ok(Resource::new(LimitAdaptor::new(upstream, 1 << 40)))
     }),
@@ -113,6 +114,10 @@ pub(crate) const ADAPTORS: [(&str, Adapt); 10] = [
             upstream,
             std::io::sink(),
         )))
+    }),
+    ("recording", |upstream| {
+        let recorder = Recorder::ring(1000);
+        Ok(Resource::new(RecordingAdaptor::new(upstream, &recorder)))
     }),
     ("failure callback", |upstream| {
         Ok(Resource::new(FailureCallbackAdaptor::new(

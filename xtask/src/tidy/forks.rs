@@ -78,6 +78,7 @@ const ASKING: &[(&str, &str)] = &[
     ("arena/resource.rs", "locks of its own"),
     ("base/exit.rs", "a handler at exit, which waits for threads"),
     ("arena/free.rs", "locks of its own"),
+    ("arena/observed.rs", "locks of its own"),
     ("arena/parked.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
     ("arena/stats.rs", "locks of its own"),

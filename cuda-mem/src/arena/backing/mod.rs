@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::stream::Stream;
@@ -35,76 +36,93 @@ pub(super) struct Growing<'a>(
     #[expect(dead_code, reason = "it is only held")] Option<MutexGuard<'a, ()>>,
 );
 
+/// Memory of an arena, and who watches what becomes of it.
 #[derive(Debug)]
-pub(super) enum Backing {
+pub(super) struct Backing {
+    pub(super) kind: Kind,
+    pub(super) observer: Observer,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
     Vmm(Vmm),
     Upstream(Upstream),
 }
 
 impl Backing {
+    pub(super) fn new(kind: Kind, observer: Observer) -> Self {
+        Self { kind, observer }
+    }
+
     /// The address of the next chunk of this size, if known in advance. The chunk will extend memory that ends there.
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
-        match self {
-            Self::Vmm(vmm) => vmm.frontier(bytes),
-            Self::Upstream(_) => None,
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.frontier(bytes),
+            Kind::Upstream(_) => None,
         }
     }
 
     /// Whether a block of an upstream begins here. No block of the arena crosses such an address.
     pub(super) fn is_boundary(&self, address: u64) -> bool {
-        match self {
-            Self::Vmm(_) => false,
-            Self::Upstream(upstream) => upstream.is_boundary(address),
+        match &self.kind {
+            Kind::Vmm(_) => false,
+            Kind::Upstream(upstream) => upstream.is_boundary(address),
         }
     }
 
     /// Whether new memory belongs to the requesting stream at first, instead of being free for all.
     pub(super) fn is_ordered(&self) -> bool {
-        matches!(self, Self::Upstream(_))
+        matches!(self.kind, Kind::Upstream(_))
     }
 
     /// Gets the turn to grow or to give memory back, which one thread has at a time.
     pub(super) fn growing(&self) -> Growing<'_> {
-        match self {
-            Self::Vmm(vmm) => Growing(Some(vmm.growing())),
-            Self::Upstream(_) => Growing(None),
+        match &self.kind {
+            Kind::Vmm(vmm) => Growing(Some(vmm.growing())),
+            Kind::Upstream(_) => Growing(None),
         }
     }
 
     /// As [`growing`](Self::growing), unless another thread or this one has it.
     pub(super) fn try_growing(&self) -> Option<Growing<'_>> {
-        match self {
-            Self::Vmm(vmm) => vmm.try_growing().map(|guard| Growing(Some(guard))),
-            Self::Upstream(_) => Some(Growing(None)),
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.try_growing().map(|guard| Growing(Some(guard))),
+            Kind::Upstream(_) => Some(Growing(None)),
         }
     }
 
     /// New memory of this size, a multiple of the granule, at this frontier if there is still room.
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
-        match self {
-            Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
-            Self::Upstream(upstream) => upstream.grow(bytes, stream),
-        }
+        let grown = match &self.kind {
+            Kind::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
+            Kind::Upstream(upstream) => upstream.grow(bytes, stream),
+        }?;
+        self.observer.mapped(grown);
+        Ok(grown)
     }
 
     /// As [`grow`](Self::grow), but for no stream. `None` on failure, and with an upstream.
     pub(super) fn grow_ahead(&self, at: u64, bytes: u64, context: &Context) -> Option<Chunk> {
-        match self {
-            Self::Vmm(vmm) => vmm.grow(Some(at), bytes, context).ok(),
-            Self::Upstream(_) => None,
+        match &self.kind {
+            Kind::Vmm(vmm) => {
+                let grown = vmm.grow(Some(at), bytes, context).ok()?;
+                self.observer.mapped(grown);
+                Some(grown)
+            }
+            Kind::Upstream(_) => None,
         }
     }
 
     /// Whether physical memory can move to another address.
     pub(super) fn can_move(&self) -> bool {
-        matches!(self, Self::Vmm(_))
+        matches!(self.kind, Kind::Vmm(_))
     }
 
     /// The addresses that memory can move back to without a driver call, in order, and where that memory is now.
     pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
-        match self {
-            Self::Vmm(vmm) => vmm.aliases(),
-            Self::Upstream(_) => Vec::new(),
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.aliases(),
+            Kind::Upstream(_) => Vec::new(),
         }
     }
 
@@ -120,58 +138,75 @@ impl Backing {
         to: u64,
         context: &Context,
     ) -> Option<Chunk> {
-        match self {
-            // SAFETY: the caller guarantees the same.
-            Self::Vmm(vmm) => unsafe { vmm.relocate(chunk, to, context) },
-            Self::Upstream(_) => None,
-        }
+        let Kind::Vmm(vmm) = &self.kind else {
+            return None;
+        };
+        // SAFETY: the caller guarantees the same.
+        let came = unsafe { vmm.relocate(chunk, to, context) }?;
+        self.observer.moved(chunk, came);
+        Some(came)
     }
 
     /// The chunk that contains an address.
     pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
-        match self {
-            Self::Vmm(vmm) => vmm.chunk_at(address),
-            Self::Upstream(upstream) => upstream.chunk_at(address),
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.chunk_at(address),
+            Kind::Upstream(upstream) => upstream.chunk_at(address),
         }
     }
 
     /// Gives all physical memory back, and keeps the addresses.
     pub(super) fn sleep(&self, contents: SleepContents, stream: &Stream) -> Result<()> {
-        match self {
-            Self::Vmm(vmm) => vmm.sleep(contents, stream),
-            Self::Upstream(_) => Ok(()),
+        match &self.kind {
+            Kind::Vmm(vmm) => self.observing_chunks(|| vmm.sleep(contents, stream)),
+            Kind::Upstream(_) => Ok(()),
         }
     }
 
     /// Takes memory again for the sleeping addresses.
     pub(super) fn wake(&self, stream: &Stream) -> Result<()> {
-        match self {
-            Self::Vmm(vmm) => vmm.wake(stream),
-            Self::Upstream(_) => Ok(()),
+        match &self.kind {
+            Kind::Vmm(vmm) => self.observing_chunks(|| vmm.wake(stream)),
+            Kind::Upstream(_) => Ok(()),
         }
+    }
+
+    /// Tells the observer which chunks a call has gained and lost.
+    fn observing_chunks<T>(&self, call: impl FnOnce() -> T) -> T {
+        if !self.observer.is_on() {
+            return call();
+        }
+        let before = self.chunks_in(0, u64::MAX);
+        let answer = call();
+        let after = self.chunks_in(0, u64::MAX);
+        let lost = before.iter().filter(|chunk| !after.contains(chunk));
+        lost.for_each(|chunk| self.observer.unmapped(*chunk));
+        let gained = after.iter().filter(|chunk| !before.contains(chunk));
+        gained.for_each(|chunk| self.observer.mapped(*chunk));
+        answer
     }
 
     /// Addresses for this many bytes; `None` on failure, and with an upstream.
     pub(super) fn reserve(&self, bytes: u64) -> Option<u64> {
-        match self {
-            Self::Vmm(vmm) => vmm.reserve(bytes).ok(),
-            Self::Upstream(_) => None,
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.reserve(bytes).ok(),
+            Kind::Upstream(_) => None,
         }
     }
 
     /// The chunks that lie wholly between two addresses.
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
-        match self {
-            Self::Vmm(vmm) => vmm.chunks_in(from, to),
-            Self::Upstream(upstream) => upstream.chunks_in(from, to),
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.chunks_in(from, to),
+            Kind::Upstream(upstream) => upstream.chunks_in(from, to),
         }
     }
 
     /// Whether the arena still has the chunk after an attempt to release it.
     pub(super) fn is_kept(&self, released: &Result<()>) -> bool {
-        match self {
-            Self::Vmm(_) => released.is_err(),
-            Self::Upstream(_) => !took_effect(released),
+        match &self.kind {
+            Kind::Vmm(_) => released.is_err(),
+            Kind::Upstream(_) => !took_effect(released),
         }
     }
 
@@ -181,26 +216,32 @@ impl Backing {
     ///
     /// No block of it may be in use, and the host must know that all work with it is done.
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
-        match self {
+        // Before another owner may get the addresses.
+        self.observer.unmapped(chunk);
+        let released = match &self.kind {
             // SAFETY: the caller guarantees the same.
-            Self::Vmm(vmm) => unsafe { vmm.release(chunk) },
+            Kind::Vmm(vmm) => unsafe { vmm.release(chunk) },
             // SAFETY: the caller guarantees the same.
-            Self::Upstream(upstream) => unsafe { upstream.release(chunk) },
+            Kind::Upstream(upstream) => unsafe { upstream.release(chunk) },
+        };
+        if self.is_kept(&released) {
+            self.observer.mapped(chunk);
         }
+        released
     }
 
     pub(super) fn reserved(&self) -> &Reserved {
-        match self {
-            Self::Vmm(vmm) => &vmm.reserved,
-            Self::Upstream(upstream) => &upstream.reserved,
+        match &self.kind {
+            Kind::Vmm(vmm) => &vmm.reserved,
+            Kind::Upstream(upstream) => &upstream.reserved,
         }
     }
 
     /// Driver calls that it has made, without those of an upstream.
     pub(super) fn calls(&self) -> u64 {
-        match self {
-            Self::Vmm(vmm) => vmm.calls(),
-            Self::Upstream(_) => 0,
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.calls(),
+            Kind::Upstream(_) => 0,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::{free_through_self, from_upstream, thread};
 use crate::base::error::{Error, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
+use crate::ledger::csv::{self, Fraction, Line};
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -83,53 +84,20 @@ enum Action {
 }
 
 impl Record {
-    /// Adds the line to `line`. By hand, because formatting is most of what a log costs.
-    fn write(&self, line: &mut Vec<u8>) {
-        let action: &[u8] = match self.action {
-            Action::Allocate => b",allocate,",
-            Action::Free => b",free,",
-            Action::AllocateFailure => b",allocate failure,",
-        };
-        let (seconds, micros) = (self.time / 1_000_000 % 86_400, self.time % 1_000_000);
-        decimal(line, self.thread, 1);
-        line.push(b',');
-        decimal(line, seconds / 3600, 2);
-        line.push(b':');
-        decimal(line, seconds / 60 % 60, 2);
-        line.push(b':');
-        decimal(line, seconds % 60, 2);
-        line.push(b'.');
-        decimal(line, micros, 6);
-        line.extend_from_slice(action);
-        hexadecimal(line, self.address);
-        line.push(b',');
-        decimal(line, self.bytes as u64, 1);
-        line.push(b',');
-        hexadecimal(line, self.stream as u64);
-        line.push(b'\n');
+    fn line(&self) -> Line {
+        Line {
+            thread: self.thread,
+            time: self.time * 1000,
+            action: match self.action {
+                Action::Allocate => "allocate",
+                Action::Free => "free",
+                Action::AllocateFailure => "allocate failure",
+            },
+            address: self.address,
+            bytes: self.bytes as u64,
+            stream: self.stream as u64,
+        }
     }
-}
-
-/// Appends a number with at least `digits` digits.
-fn decimal(line: &mut Vec<u8>, number: u64, digits: usize) {
-    number_in::<10>(line, number, digits);
-}
-
-fn hexadecimal(line: &mut Vec<u8>, number: u64) {
-    line.extend_from_slice(b"0x");
-    number_in::<16>(line, number, 1);
-}
-
-fn number_in<const BASE: u64>(line: &mut Vec<u8>, mut number: u64, digits: usize) {
-    // Room for the most digits that there are.
-    let mut text = [b'0'; 20];
-    let mut start = text.len();
-    while number > 0 {
-        start -= 1;
-        text[start] = b"0123456789abcdef"[(number % BASE) as usize];
-        number /= BASE;
-    }
-    line.extend_from_slice(&text[start.min(text.len() - digits)..]);
 }
 
 impl Log {
@@ -137,10 +105,11 @@ impl Log {
         let mut lines = Vec::with_capacity(64 * (self.records.len() + 1));
         if let State::New = self.state {
             self.state = State::Begun;
-            lines.extend_from_slice(b"Thread,Time,Action,Pointer,Size,Stream\n");
+            lines.extend_from_slice(csv::RMM_HEADER);
         }
         for record in &self.records {
-            record.write(&mut lines);
+            record.line().write(&mut lines, Fraction::Micros);
+            lines.push(b'\n');
         }
         self.out.write_all(&lines)?;
         self.out.flush()
@@ -305,38 +274,5 @@ impl<U> Drop for LoggingAdaptor<U> {
 impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_over(f, "LoggingAdaptor", &self.upstream)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_as_rmm_writes_it() {
-        let mut line = Vec::new();
-        Record {
-            action: Action::AllocateFailure,
-            thread: 3,
-            time: ((10 * 60 + 58) * 60 + 16) * 1_000_000 + 42,
-            address: 0,
-            bytes: 1 << 40,
-            stream: 0x7f00,
-        }
-        .write(&mut line);
-        Record {
-            action: Action::Free,
-            thread: 0,
-            time: 0,
-            address: u64::MAX,
-            bytes: usize::MAX,
-            stream: 0,
-        }
-        .write(&mut line);
-        assert_eq!(
-            String::from_utf8_lossy(&line),
-            "3,10:58:16.000042,allocate failure,0x0,1099511627776,0x7f00\n\
-             0,00:00:00.000000,free,0xffffffffffffffff,18446744073709551615,0x0\n"
-        );
     }
 }

@@ -44,6 +44,9 @@ impl Pool {
     #[track_caller]
     pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>(len)?;
+        if let Some(resource) = self.recording_resource() {
+            return resource.alloc(stream, len);
+        }
         let address = self.alloc_bytes(stream, bytes)?;
         if ledger::is_on() {
             listed::insert(LedgerKind::Buffer, (address, bytes), stream, self.device());

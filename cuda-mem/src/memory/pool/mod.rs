@@ -7,6 +7,7 @@ mod default;
 mod free;
 mod pending_destroy;
 mod properties;
+mod recorded;
 mod resource;
 mod settings;
 mod sharing;
@@ -108,6 +109,7 @@ struct Inner {
     sharing: sharing::Sharing,
     /// The kind of pool it can be reused for once it has ended.
     kind: Option<spare::Kind>,
+    recording: Option<Box<recorded::PoolRecorder>>,
 }
 
 /// The owner, which destroys the pool.
@@ -155,6 +157,7 @@ impl Inner {
             scopes: Lock::default(),
             sharing: sharing::Sharing::default(),
             kind: None,
+            recording: None,
         }
     }
 
@@ -225,6 +228,11 @@ impl MemoryPool {
         let mut inner = Inner::new(as_built.driver, place, raw, Owner::Us);
         inner.sharing.handle_types = as_built.handle_types;
         inner.kind = as_built.kind();
+        inner.recording = as_built
+            .recorder
+            .clone()
+            .map(recorded::PoolRecorder::new)
+            .map(Box::new);
         ledger::insert(inner.item());
         Self::share(inner)
     }
@@ -425,8 +433,12 @@ impl Pool {
         // pool holds this much.
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         // SAFETY: the pool is live.
-        unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
-            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")))
+        let trimmed = unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
+            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")));
+        if let Some(recorded) = self.recorded() {
+            recorded.trimmed(keep);
+        }
+        trimmed
     }
 
     /// The memory that the pool holds and has allocated. Takes four driver calls, about 0.1 µs together.

@@ -6,7 +6,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::free::{free, free_otherwise};
 use super::{Access, DefaultPool, MemoryPool, Pool};
-use crate::base::error::Result;
+use crate::base::error::{Result, took_effect};
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::pointer::MemoryKind;
@@ -22,11 +22,16 @@ use crate::stream::recording;
 unsafe impl MemoryResource for Pool {
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     #[inline]
+    #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_alignment(self, layout)?;
         // The caller may be a resource that holds a lock.
         let _inside = ResourceCall::enter();
-        self.alloc_bytes(stream, layout.size())
+        let answer = self.alloc_bytes(stream, layout.size());
+        if let Some(recorded) = self.recorded() {
+            recorded.answered(&answer, layout.size(), stream);
+        }
+        answer
     }
 
     #[doc(alias = "cuMemFreeAsync")]
@@ -41,11 +46,16 @@ unsafe impl MemoryResource for Pool {
         if address == 0 {
             return Ok(());
         }
+        let recorded = self.recorded();
+        if let Some(recorded) = &recorded {
+            // From the free on, another thread may get the memory.
+            recorded.frees(address, layout.size(), stream);
+        }
         // SAFETY: the address is this pool's and the caller's to free in this stream.
-        match unsafe { free(address, stream) } {
+        let freed = match unsafe { free(address, stream) } {
             Ok(()) => {
                 stream.release_deferred();
-                Ok(())
+                return Ok(());
             }
             // SAFETY: as above, and the error had no effect.
             Err(error) => unsafe {
@@ -53,7 +63,13 @@ unsafe impl MemoryResource for Pool {
                     format!("{} bytes at {address:#x}", layout.size())
                 })
             },
+        };
+        if let Some(recorded) = recorded
+            && !took_effect(&freed)
+        {
+            recorded.not_freed(address, layout.size(), stream);
         }
+        freed
     }
 
     fn memory_kind(&self) -> MemoryKind {

@@ -59,7 +59,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    fn shared(resource: Arc<dyn MemoryResource>) -> Self {
+    pub(crate) fn shared(resource: Arc<dyn MemoryResource>) -> Self {
         Self {
             // SAFETY: an `Arc` is not null.
             resource: unsafe { NonNull::new_unchecked(Arc::as_ptr(&resource).cast_mut()) },

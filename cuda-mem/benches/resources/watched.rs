@@ -1,0 +1,101 @@
+//! Cost of watching an arena: recording it, and telling tools about its blocks.
+
+use std::alloc::Layout;
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::Result;
+use cuda_mem::ledger::Recorder;
+use cuda_mem::{Arena, Device, MemoryResource, Stream};
+use serde_json::{Value, json};
+
+use crate::common::middle;
+
+pub(crate) const METHOD: &str = "nanoseconds for one allocate + free of 1 KiB from an arena, one thread: medians of \
+     1001 rounds of 1000 pairs after 50 rounds of warm-up; all arenas take turns; the cost is the median of the \
+     rounds' own differences from the arena that nothing watches";
+
+const ROUNDS: usize = 1001;
+const WARM_UP: usize = 50;
+const PAIRS: usize = 1000;
+
+pub(crate) struct Row {
+    name: &'static str,
+    pair_ns: f64,
+    cost_ns: f64,
+}
+
+fn round(arena: &Arena, stream: &Stream, layout: Layout) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..PAIRS {
+        let address = black_box(arena).allocate(layout, stream)?;
+        // SAFETY: allocated just now, with this layout.
+        unsafe { arena.deallocate(address, layout, stream) }?;
+    }
+    Ok(start.elapsed().as_nanos() as f64 / PAIRS as f64)
+}
+
+pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
+    let layout = Layout::from_size_align(1024, 256)?;
+    let ring = Recorder::ring(1 << 16);
+    let written = Recorder::to_writer(std::io::sink());
+    let arenas = [
+        ("arena", Arena::builder(device).build()?),
+        ("arena, again", Arena::builder(device).build()?),
+        (
+            "recorded in a ring",
+            Arena::builder(device).record(&ring).build()?,
+        ),
+        (
+            "recorded to a writer",
+            Arena::builder(device).record(&written).build()?,
+        ),
+    ];
+    let mut pairs = arenas.each_ref().map(|_| Vec::new());
+    let mut costs = arenas.each_ref().map(|_| Vec::new());
+    for turn in 0..WARM_UP + ROUNDS {
+        let mut plain = 0.0;
+        for (nth, (_, arena)) in arenas.iter().enumerate() {
+            let ns = round(arena, stream, layout)?;
+            if nth == 0 {
+                plain = ns;
+            }
+            if turn >= WARM_UP {
+                pairs[nth].push(ns);
+                costs[nth].push(ns - plain);
+            }
+        }
+    }
+    let rows = arenas.iter().zip(pairs).zip(costs);
+    Ok(rows
+        .map(|(((name, _), pairs), costs)| Row {
+            name,
+            pair_ns: middle(pairs),
+            cost_ns: middle(costs),
+        })
+        .collect())
+}
+
+pub(crate) fn json(rows: &[Row]) -> Value {
+    rows.iter()
+        .map(|row| json!({ "arena": row.name, "cost_ns": row.cost_ns, "pair_ns": row.pair_ns }))
+        .collect()
+}
+
+pub(crate) fn show(rows: &[Row]) {
+    println!("\nwatched: {METHOD}\n");
+    println!(
+        "{:<24} {:>13} {:>13} {:>7}",
+        "arena", "pair", "cost", "ratio"
+    );
+    let plain = rows.first().map_or(f64::NAN, |row| row.pair_ns);
+    for row in rows {
+        println!(
+            "{:<24} {:>10.1} ns {:>10.1} ns {:>7.2}",
+            row.name,
+            row.pair_ns,
+            row.cost_ns,
+            row.pair_ns / plain
+        );
+    }
+}

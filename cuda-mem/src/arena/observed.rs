@@ -1,0 +1,77 @@
+//! Requests of an arena that is observed. Its caches are noted in the slots of streams with a mark that the usual path does
+//! not take for its own, so all requests come here, and the usual path need not ask.
+
+#![forbid(unsafe_code)]
+
+use std::alloc::Layout;
+use std::sync::atomic::Ordering;
+
+use super::page_map::CacheId;
+use super::{Inner, UNIT, units};
+use crate::base::error::{Result, took_effect};
+use crate::base::{origin, report};
+use crate::stream::Stream;
+
+impl Inner {
+    /// The mark with which a cache is noted in a stream's slot. There are never so many arenas that these meet.
+    pub(super) fn note_mark(&self) -> u32 {
+        if self.backing.observer.is_on() {
+            !self.number
+        } else {
+            self.number
+        }
+    }
+
+    /// As [`noted_cache`](Self::noted_cache), for an arena that is observed.
+    #[inline]
+    fn noted_observed_cache(&self, stream: &Stream) -> Option<CacheId> {
+        if report::is_forked() {
+            return None;
+        }
+        let note = stream.slot(self.number).load(Ordering::Relaxed);
+        ((note >> 32) as u32 == !self.number).then_some(note as u32)
+    }
+
+    #[track_caller]
+    pub(super) fn allocate_observed(&self, layout: Layout, stream: &Stream) -> Result<u64> {
+        let size = units(layout.size()).filter(|size| *size != 0);
+        let found = self
+            .noted_observed_cache(stream)
+            .zip(size)
+            .and_then(|(id, size)| self.try_allocate(id, size));
+        let answer = match found {
+            Some(start) => Ok(start * UNIT),
+            None => {
+                let answer = self.find_or_grow(layout, stream);
+                self.report_unknown_blocks();
+                answer
+            }
+        };
+        let observer = &self.backing.observer;
+        observer.answered(&answer, layout.size() as u64, stream, origin::current());
+        observer.calls(self.driver_calls());
+        answer
+    }
+
+    /// `size` is that of the block, in units.
+    pub(super) fn deallocate_observed(
+        &self,
+        address: u64,
+        layout: Layout,
+        size: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (observer, bytes) = (&self.backing.observer, layout.size() as u64);
+        // From the free on, another thread may get the block.
+        observer.frees(address, bytes, stream);
+        let noted = self.noted_observed_cache(stream);
+        let freed = noted
+            .and_then(|id| self.deallocate_in(id, address, size))
+            .unwrap_or_else(|| self.deallocate_slowly(address, size, stream));
+        if !took_effect(&freed) {
+            observer.not_freed(address, bytes, stream);
+        }
+        observer.calls(self.driver_calls());
+        freed
+    }
+}
