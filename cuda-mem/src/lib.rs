@@ -88,8 +88,8 @@ pub use stream::{Context, Event, Stream};
 #[cfg(doctest)]
 mod book {
     macro_rules! pages {
-        ($($name:ident $path:literal)*) => {
-            $(#[doc = include_str!($path)] struct $name;)*
+        ($($(#[$when:meta])? $name:ident $path:literal)*) => {
+            $($(#[$when])? #[doc = include_str!($path)] struct $name;)*
         };
     }
 
@@ -115,6 +115,8 @@ mod book {
         Resources "../../docs/src/resources.md"
         Tasks "../../docs/src/tasks.md"
         Tensors "../../docs/src/tensors.md"
+        #[cfg(all(feature = "metrics", feature = "tracing"))]
+        Telemetry "../../docs/src/telemetry.md"
         Troubleshooting "../../docs/src/troubleshooting.md"
         VirtualMemory "../../docs/src/virtual-memory.md"
         Visibility "../../docs/src/visibility.md"

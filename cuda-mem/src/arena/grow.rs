@@ -12,6 +12,7 @@ use super::tlsf::FreePages;
 use super::trim::Search;
 use super::{GRANULE, GRANULE_UNITS, Inner, UNIT, thread};
 use crate::base::error::{Error, OutOfMemory, Result};
+use crate::base::telemetry::{event, span};
 use crate::stream::Stream;
 use crate::stream::epoch;
 
@@ -193,6 +194,7 @@ impl Inner {
         } else {
             granules.max(share)
         };
+        span!(DEBUG, "grow", arena = %self, bytes = wanted * GRANULE);
         let grown = match self.backing.grow(frontier, wanted * GRANULE, stream) {
             Err(error) if wanted > granules && error.is_out_of_memory() => {
                 self.backing.grow(frontier, granules * GRANULE, stream)
@@ -200,7 +202,15 @@ impl Inner {
             grown => grown,
         }?;
         count(&self.slow_path.counters.grown);
-        self.caches.update_limits(self.backing.reserved().current());
+        let reserved = self.backing.reserved().current();
+        event!(
+            DEBUG,
+            address = grown.address,
+            bytes = grown.bytes,
+            reserved,
+            "the arena grew"
+        );
+        self.caches.update_limits(reserved);
         Ok(grown)
     }
 
@@ -255,7 +265,7 @@ impl Inner {
         drop(turn);
         let device = stream.context().memory_info().ok();
         let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
-        Err(last
+        let error = last
             .asked(|| format!("{bytes} bytes from {self}"))
             .with_memory(OutOfMemory::default)
             .and_memory(|memory| {
@@ -265,6 +275,8 @@ impl Inner {
                 memory.pool_reserved_high = Some(stats.reserved_peak);
                 memory.device_free = device.map(|device| device.free);
                 memory.device_total = device.map(|device| device.total);
-            }))
+            });
+        event!(WARN, error = %error, "out of memory");
+        Err(error)
     }
 }

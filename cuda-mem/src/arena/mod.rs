@@ -32,6 +32,8 @@ mod index;
 mod last_freed;
 mod last_use;
 mod late_waits;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod moves;
 mod moves_back;
 mod observed;

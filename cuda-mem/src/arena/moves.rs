@@ -8,6 +8,7 @@ use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::count;
 use super::{GRANULE, Inner, UNIT, thread};
+use crate::base::telemetry::event;
 use crate::stream::context::Context;
 use crate::stream::epoch;
 
@@ -199,6 +200,7 @@ impl Inner {
         self.pins.has_left(chunk);
         if came.is_some() {
             count(&self.slow_path.counters.moved);
+            event!(DEBUG, arena = %self, from = chunk.address, to, bytes = chunk.bytes, "memory moved");
         }
         let now = came.unwrap_or(chunk);
         self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::error::Result;
+use crate::base::telemetry;
 use crate::stream::context::Context;
 use crate::stream::event::Event;
 use crate::stream::recording;
@@ -188,6 +189,7 @@ impl RecordedEvents {
         let Some(event) = self.pending.iter().find(|event| event.epoch >= epoch) else {
             return Ok(None);
         };
+        telemetry::event!(TRACE, stream = %stream, "a stream waits for memory freed on another");
         calls.count(1);
         with_relaxed_capture_mode(&event.context, || stream.wait_event(&event.event))?;
         calls.waits.fetch_add(1, Ordering::Relaxed);

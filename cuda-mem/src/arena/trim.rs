@@ -10,6 +10,7 @@ use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::base::error::{Error, Result};
 use crate::base::report;
+use crate::base::telemetry::{event, span};
 use crate::driver::device::Device;
 use crate::memory::reclaim::Reclaim;
 use crate::stream::after_wait::AfterWait;
@@ -116,6 +117,7 @@ impl Inner {
     /// As [`trim_to`](Self::trim_to), for the holder of the turn to grow: another thread that finds too little memory
     /// waits, and so does not miss memory that is being given back.
     pub(super) fn trim(&self, keep: u64, search: Search) -> Result<()> {
+        span!(DEBUG, "trim", arena = %self, keep);
         self.backing.observer.trims(keep);
         let chunks = self.take_chunks(keep, search);
         // With an upstream no lock is held, because it may call back.
@@ -129,6 +131,12 @@ impl Inner {
                 self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
             } else {
                 count(&self.slow_path.counters.released);
+                event!(
+                    DEBUG,
+                    address = chunk.address,
+                    bytes = chunk.bytes,
+                    "memory released"
+                );
             }
             failed = failed.and(released);
         }

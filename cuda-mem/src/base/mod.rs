@@ -16,6 +16,7 @@ pub(crate) mod origin;
 pub(crate) mod pages;
 pub(crate) mod report;
 pub(crate) mod table;
+pub(crate) mod telemetry;
 
 pub use error::{Attempt, Error, ErrorKind, Failed, OutOfMemory, Remedy, Result};
 pub use report::{DropCounts, DropFailure, drop_counts, is_forked, on_drop_failure};

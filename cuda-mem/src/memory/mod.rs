@@ -10,6 +10,8 @@ pub(crate) mod buffer;
 pub(crate) mod container;
 pub(crate) mod current;
 pub(crate) mod fallback;
+#[cfg(feature = "metrics")]
+mod metrics;
 pub(crate) mod pool;
 pub(crate) mod reclaim;
 pub(crate) mod resource;

@@ -3,6 +3,7 @@
 use cuda_driver_sys::CUevent;
 
 use crate::base::error::Result;
+use crate::base::telemetry::event;
 use crate::driver::raw;
 use crate::stream::launches;
 use crate::stream::{Stream, StreamRef};
@@ -112,6 +113,7 @@ impl<'a> Mark<'a> {
 
     fn make_wait(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
+        event!(TRACE, stream = %later, earlier = %self.stream, "a stream waits");
         let open = later.submit()?;
         let _turn = launches::wait(later.as_raw())?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the recording at this

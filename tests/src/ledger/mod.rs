@@ -6,6 +6,7 @@ mod leaks;
 mod levels;
 mod recorded_arena;
 mod recorder;
+mod telemetry;
 
 use anyhow::{Result, ensure};
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};

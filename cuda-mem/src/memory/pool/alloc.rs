@@ -5,6 +5,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::Pool;
 use super::free::free;
 use crate::base::error::{Error, ErrorKind, OutOfMemory, Result};
+use crate::base::telemetry::event;
 use crate::driver::raw;
 use crate::memory::reclaim;
 use crate::stream::Stream;
@@ -106,9 +107,13 @@ impl Pool {
 /// Adds the numbers to an out-of-memory error. If querying them fails, they are left out.
 #[cold]
 fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
-    error
+    let error = error
         .asked(|| format!("{bytes} bytes from {pool}"))
-        .with_memory(|| report(bytes, pool, stream))
+        .with_memory(|| report(bytes, pool, stream));
+    if error.is_out_of_memory() {
+        event!(WARN, error = %error, "out of memory");
+    }
+    error
 }
 
 fn report(bytes: usize, pool: &Pool, stream: &Stream) -> OutOfMemory {

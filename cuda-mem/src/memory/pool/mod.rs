@@ -39,6 +39,7 @@ use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
 use crate::base::report;
+use crate::base::telemetry::span;
 use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
@@ -432,6 +433,7 @@ impl Pool {
         // The driver rounds up, and the largest numbers wrap to 0 (measured), so everything would be released. No
         // pool holds this much.
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
+        span!(DEBUG, "trim", pool = %self, keep);
         // SAFETY: the pool is live.
         let trimmed = unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
             .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")));

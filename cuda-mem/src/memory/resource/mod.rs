@@ -21,6 +21,7 @@ use std::sync::Arc;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::{Error, OutOfMemory, Result};
+use crate::base::telemetry::event;
 use crate::driver::Driver;
 use crate::driver::pointer::MemoryKind;
 use crate::memory::pool::Pool;
@@ -315,7 +316,7 @@ fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
 /// Adds the request to the error, and the numbers of the device to an out-of-memory error.
 #[cold]
 pub(crate) fn explain(error: Error, what: &dyn Debug, bytes: usize, stream: &Stream) -> Error {
-    error
+    let error = error
         .asked(|| format!("{bytes} bytes from {what:?}"))
         .with_memory(|| {
             let device = stream.context().memory_info().ok();
@@ -325,5 +326,9 @@ pub(crate) fn explain(error: Error, what: &dyn Debug, bytes: usize, stream: &Str
                 device_total: device.map(|device| device.total),
                 ..OutOfMemory::default()
             }
-        })
+        });
+    if error.is_out_of_memory() {
+        event!(WARN, error = %error, "out of memory");
+    }
+    error
 }

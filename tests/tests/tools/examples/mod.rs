@@ -24,7 +24,7 @@ pub(crate) struct Example {
 }
 
 /// `ipc` needs a second process to come to an end; `ipc-example` tests that.
-pub(crate) const EXAMPLES: [Example; 7] = [
+pub(crate) const EXAMPLES: [Example; 8] = [
     Example {
         name: "devices",
         quick: &[],
@@ -40,6 +40,12 @@ pub(crate) const EXAMPLES: [Example; 7] = [
     Example {
         name: "ipc",
         quick: &["cuda-mem-test-examples"],
+        log: None,
+        sizes: &[],
+    },
+    Example {
+        name: "metrics",
+        quick: &["--listen", "127.0.0.1:0", "--requests", "0"],
         log: None,
         sizes: &[],
     },
