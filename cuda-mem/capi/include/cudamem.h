@@ -63,6 +63,12 @@ typedef enum {
 } cudamem_status;
 
 /*
+ Records what happens to the memory of arenas and pools: name it in their options. Counted: the arenas and pools keep what
+ they need, so it may be released at any time.
+ */
+typedef struct cudamem_recorder cudamem_recorder;
+
+/*
  Where memory comes from: a pool, an arena, or an adaptor over another resource. Counted: every function that returns
  one gives the caller a reference, to be released. An adaptor keeps what it is over.
  */
@@ -107,6 +113,8 @@ typedef struct {
    not at all.
    */
   uint64_t growth_wait;
+  /* Null, or what records the arena; it need not be kept by the caller. */
+  const cudamem_recorder *recorder;
 } cudamem_arena_options;
 
 /* What an arena has, in bytes unless stated otherwise. */
@@ -141,6 +149,8 @@ typedef struct {
   uint32_t reuse;
   /* 0. */
   uint32_t reserved;
+  /* Null, or what records the pool; it need not be kept by the caller. */
+  const cudamem_recorder *recorder;
 } cudamem_pool_options;
 
 /* What a pool has, in bytes, as the driver counts it. */
@@ -154,6 +164,13 @@ typedef struct {
   /* See used. */
   uint64_t used_high;
 } cudamem_pool_stats;
+
+/*
+ Writes the frames of the calling thread, innermost first and separated by ;, each FILE:LINE or FILE:LINE NAME, to at
+ most size bytes at text, and returns how many bytes it wrote; 0 for none. Called in each allocation that is recorded,
+ from any thread; it must not allocate memory that is recorded.
+ */
+typedef size_t (*cudamem_frames)(char *text, size_t size);
 
 /* PyTorch's name of a pool for graphs. */
 typedef struct {
@@ -245,7 +262,7 @@ void cudamem_arena_options_init(cudamem_arena_options *options, size_t size);
 
  CUDAMEM_STATUS_INVALID_VALUE for options that make no sense, with the reason.
 
- The caller guarantees: options is null or begins with its size; arena is null or valid for a write.
+ The caller guarantees: options is null or begins with its size, and its recorder is not released; arena is null or valid for a write.
  */
 cudamem_status cudamem_arena_create(int device, const cudamem_arena_options *options, cudamem_resource **arena);
 
@@ -339,7 +356,7 @@ void cudamem_pool_options_init(cudamem_pool_options *options,
 
  CUDAMEM_STATUS_NOT_SUPPORTED if the device has no pools, with the reason.
 
- The caller guarantees: options is null or begins with its size; pool is null or valid for a write.
+ The caller guarantees: options is null or begins with its size, and its recorder is not released; pool is null or valid for a write.
  */
 cudamem_status cudamem_pool_create(int device, const cudamem_pool_options *options, cudamem_resource **pool);
 
@@ -368,6 +385,58 @@ cudamem_status cudamem_pool_make_current(cudamem_resource *pool);
  The caller guarantees: pool is null or not released; stats is null or valid for writes of size bytes.
  */
 cudamem_status cudamem_pool_read_stats(cudamem_resource *pool, cudamem_pool_stats *stats, size_t size);
+
+/*
+ From now on recorders of this library ask frames where a request comes from; null for no more. All calls before must have
+ returned before what frames needs goes away.
+ */
+void cudamem_recorder_frames_with(cudamem_frames frames);
+
+/*
+ Creates a recorder that keeps the newest entries events in memory.
+
+ The caller guarantees: recorder is null or valid for a write.
+ */
+cudamem_status cudamem_recorder_create(size_t entries, cudamem_recorder **recorder);
+
+/*
+ Creates a recorder that writes every event to a file, as a line of a log: compressed if the name ends in .gz. An existing
+ file is replaced. The file is complete after cudamem_recorder_end.
+
+ The caller guarantees: path is null or a zero-terminated string; recorder is null or valid for a write.
+ */
+cudamem_status cudamem_recorder_create_file(const char *path,
+                                            cudamem_recorder **recorder);
+
+/*
+ Writes the events that are in memory to a new file, as a log: compressed if the name ends in .gz.
+
+ CUDAMEM_STATUS_INVALID_VALUE for a recorder that writes to a file by itself.
+
+ The caller guarantees: recorder is null or not released; path is null or a zero-terminated string.
+ */
+cudamem_status cudamem_recorder_write(const cudamem_recorder *recorder, const char *path);
+
+/*
+ Completes the file of a recorder that writes to one; later events are lost. Does nothing for others.
+
+ The caller guarantees: recorder is null or not released.
+ */
+cudamem_status cudamem_recorder_end(const cudamem_recorder *recorder);
+
+/*
+ How many events are lost so far: those for which there was no space, or that could not be written.
+
+ The caller guarantees: recorder is null or not released; dropped is null or valid for a write.
+ */
+cudamem_status cudamem_recorder_dropped(const cudamem_recorder *recorder, uint64_t *dropped);
+
+/*
+ Gives up the caller's recorder; null is ignored. A file that was not completed may lack its end.
+
+ The caller guarantees: recorder is null or comes from this library, and is not used again.
+ */
+void cudamem_recorder_release(cudamem_recorder *recorder);
 
 /*
  Adds a reference. Returns the resource; null is ignored.

@@ -7,6 +7,7 @@ use cuda_mem::arena::ArenaBuilder;
 use cuda_mem::{Arena, Driver, Error};
 
 use crate::options::{options, reuse, threshold};
+use crate::recorder::Recorder;
 use crate::resource::{Resource, Source};
 use crate::status::{Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;
@@ -34,7 +35,14 @@ pub struct ArenaOptions {
     /// How long a growth beyond the slack may wait for the device, in nanoseconds, so that memory can move instead; 0 for
     /// not at all.
     pub growth_wait: u64,
+    /// Null, or what records the arena; it need not be kept by the caller.
+    pub recorder: *const Recorder,
 }
+
+// SAFETY: a recorder may be used from any thread.
+unsafe impl Send for ArenaOptions {}
+// SAFETY: as above.
+unsafe impl Sync for ArenaOptions {}
 
 impl Default for ArenaOptions {
     fn default() -> Self {
@@ -48,11 +56,12 @@ impl Default for ArenaOptions {
             reuse: 0,
             background_thread: 0,
             growth_wait: 0,
+            recorder: std::ptr::null(),
         }
     }
 }
 
-// SAFETY: numbers, of which the two small ones fill a word.
+// SAFETY: numbers, of which the two small ones fill a word, and a pointer.
 unsafe impl Plain for ArenaOptions {
     const FIRST_SIZE: usize = 56;
 }
@@ -62,7 +71,7 @@ unsafe impl Plain for ArenaStats {
     const FIRST_SIZE: usize = 64;
 }
 
-const _: () = assert!(size_of::<ArenaOptions>() == 64 && size_of::<ArenaStats>() == 64);
+const _: () = assert!(size_of::<ArenaOptions>() == 72 && size_of::<ArenaStats>() == 64);
 
 /// Fills in the defaults. `size` is sizeof(cudamem_arena_options). Null is ignored, and so is a wrong size: creating the
 /// arena then refuses the options.
@@ -102,7 +111,13 @@ pub struct ArenaStats {
     pub streams: u64,
 }
 
-pub(crate) fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result<Arena, Error> {
+/// # Safety
+///
+/// The recorder of the options is null or not released.
+pub(crate) unsafe fn configure(
+    builder: ArenaBuilder,
+    options: &ArenaOptions,
+) -> Result<Arena, Error> {
     let mut builder = builder
         .release_threshold(threshold(options.release_threshold))
         .initial_bytes(options.initial_bytes)
@@ -120,6 +135,10 @@ pub(crate) fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result
     if let Some(policy) = reuse(options.reuse)? {
         builder = builder.reuse(policy);
     }
+    // SAFETY: promised by the caller, in the words of the section above.
+    if let Some(recorder) = unsafe { options.recorder.as_ref() } {
+        builder = builder.record(recorder.recorder());
+    }
     builder
         .growth_wait(Duration::from_nanos(options.growth_wait))
         .build()
@@ -132,7 +151,7 @@ pub(crate) fn configure(builder: ArenaBuilder, options: &ArenaOptions) -> Result
 ///
 /// # Safety
 ///
-/// `options` is null or begins with its size; `arena` is null or valid for a write.
+/// `options` is null or begins with its size, and its recorder is not released; `arena` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_arena_create(
     device: c_int,
@@ -143,7 +162,8 @@ pub unsafe extern "C" fn cudamem_arena_create(
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
-        let made = configure(Arena::builder(&device), &options)?;
+        // SAFETY: as above.
+        let made = unsafe { configure(Arena::builder(&device), &options) }?;
         Ok((made.clone().into(), Source::Arena(made)))
     };
     answer(|| {
@@ -168,7 +188,9 @@ pub unsafe extern "C" fn cudamem_arena_create_over(
         let (upstream, options) = (unsafe { Resource::of(upstream, "upstream") }?, unsafe {
             self::options(options)
         }?);
-        let made = configure(Arena::builder_over(upstream.resource.clone()), &options)?;
+        let builder = Arena::builder_over(upstream.resource.clone());
+        // SAFETY: as above.
+        let made = unsafe { configure(builder, &options) }?;
         Ok((made.clone().into(), Source::Arena(made)))
     };
     answer(|| {

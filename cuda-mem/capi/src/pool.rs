@@ -6,6 +6,7 @@ use cuda_mem::memory::PoolBuilder;
 use cuda_mem::{Driver, Error, MemoryPool, MemoryResource, ReusePolicy};
 
 use crate::options::{options, reuse, threshold};
+use crate::recorder::Recorder;
 use crate::resource::{Resource, Source};
 use crate::status::{Plain, Status, answer, invalid, write_struct};
 use crate::stream::ordinal;
@@ -42,9 +43,16 @@ pub struct PoolOptions {
     pub reuse: u32,
     /// 0.
     pub reserved: u32,
+    /// Null, or what records the pool; it need not be kept by the caller.
+    pub recorder: *const Recorder,
 }
 
-// SAFETY: numbers, the last two of which fill a word.
+// SAFETY: a recorder may be used from any thread.
+unsafe impl Send for PoolOptions {}
+// SAFETY: as above.
+unsafe impl Sync for PoolOptions {}
+
+// SAFETY: numbers, two of which fill a word, and a pointer.
 unsafe impl Plain for PoolOptions {
     const FIRST_SIZE: usize = 32;
 }
@@ -54,7 +62,7 @@ unsafe impl Plain for PoolStats {
     const FIRST_SIZE: usize = 32;
 }
 
-const _: () = assert!(size_of::<PoolOptions>() == 32 && size_of::<PoolStats>() == 32);
+const _: () = assert!(size_of::<PoolOptions>() == 40 && size_of::<PoolStats>() == 32);
 
 impl Default for PoolOptions {
     fn default() -> Self {
@@ -64,6 +72,7 @@ impl Default for PoolOptions {
             max_bytes: 0,
             reuse: 0,
             reserved: 0,
+            recorder: std::ptr::null(),
         }
     }
 }
@@ -98,13 +107,23 @@ pub struct PoolStats {
     pub used_high: u64,
 }
 
-pub(crate) fn configure(builder: PoolBuilder, options: &PoolOptions) -> Result<MemoryPool, Error> {
+/// # Safety
+///
+/// The recorder of the options is null or not released.
+pub(crate) unsafe fn configure(
+    builder: PoolBuilder,
+    options: &PoolOptions,
+) -> Result<MemoryPool, Error> {
     let mut builder = builder.release_threshold(threshold(options.release_threshold));
     if options.max_bytes > 0 {
         builder = builder.max_size(options.max_bytes);
     }
     if let Some(policy) = reuse(options.reuse)? {
         builder = builder.reuse(policy);
+    }
+    // SAFETY: promised by the caller, in the words of the section above.
+    if let Some(recorder) = unsafe { options.recorder.as_ref() } {
+        builder = builder.record(recorder.recorder());
     }
     builder.build()
 }
@@ -115,7 +134,7 @@ pub(crate) fn configure(builder: PoolBuilder, options: &PoolOptions) -> Result<M
 ///
 /// # Safety
 ///
-/// `options` is null or begins with its size; `pool` is null or valid for a write.
+/// `options` is null or begins with its size, and its recorder is not released; `pool` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_pool_create(
     device: c_int,
@@ -126,7 +145,8 @@ pub unsafe extern "C" fn cudamem_pool_create(
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         let device = Driver::load()?.device(ordinal(device)?)?;
-        let made = configure(MemoryPool::builder(&device), &options)?;
+        // SAFETY: as above.
+        let made = unsafe { configure(MemoryPool::builder(&device), &options) }?;
         Ok((made.into(), Source::Pool))
     };
     answer(|| {

@@ -8,13 +8,11 @@ mod captures;
 mod config;
 mod filter;
 mod memory;
-mod record;
 mod segments;
 mod throw;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
-use std::path::PathBuf;
 
 use cuda_mem::base::is_forked;
 use cuda_mem::sys::CUstream_st;
@@ -23,6 +21,7 @@ use cuda_mem::{Error, ErrorKind};
 use crate::arena::ArenaOptions;
 use crate::options::options;
 use crate::pool::PoolOptions;
+use crate::recorder::path;
 use crate::resource::Resource;
 use crate::status::{
     Plain, Status, answer, cudamem_last_error_message, invalid, write, write_struct,
@@ -117,22 +116,10 @@ unsafe fn choose<T: Plain + Default>(
         // SAFETY: promised by the caller, in the words of the section above.
         let options = unsafe { self::options(options) }?;
         // SAFETY: as above.
-        let record = unsafe { path(record) }?;
+        let record = (!record.is_null()).then(|| unsafe { path(record, "record") });
+        let record = record.transpose()?;
         config::configure(source(options), record, reports_out_of_memory != 0)
     })
-}
-
-/// # Safety
-///
-/// `path` is null or a zero-terminated string.
-unsafe fn path(path: *const c_char) -> Result<Option<PathBuf>, Error> {
-    if path.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: promised by the caller, in the words of the section above.
-    let path = unsafe { CStr::from_ptr(path) }.to_str();
-    let path = path.map_err(|_| invalid("`record` is no UTF-8"))?;
-    Ok(Some(PathBuf::from(path)))
 }
 
 /// Runs a function that PyTorch does not ask for success.

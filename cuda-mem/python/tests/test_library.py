@@ -26,6 +26,7 @@ NUMBERS = {
     "int": ctypes.c_int,
     "ptrdiff_t": ctypes.c_ssize_t,
     "cudamem_status": ctypes.c_int,
+    "cudamem_frames": ctypes.c_void_p,
     "void": None,
 }
 
@@ -58,7 +59,11 @@ class Library(unittest.TestCase):
     def test_structs(self):
         for name, struct in STRUCTS.items():
             body = re.search(r"typedef struct \{([^}]*)\} " + name + ";", self.header).group(1)
-            fields = [(part.split()[1], NUMBERS[part.split()[0]]) for part in body.split(";") if part.strip()]
+            fields = []
+            for part in filter(None, map(str.strip, body.split(";"))):
+                kind, field = part.rsplit(maxsplit=1)
+                of = ctypes.c_void_p if field.startswith("*") else NUMBERS[kind]
+                fields.append((field.lstrip("*"), of))
             self.assertEqual(fields, list(struct._fields_), name)
 
 

@@ -1,6 +1,7 @@
 """The functions that PyTorch calls, without PyTorch, on the simulated driver or a GPU: a process for each test, because
 the memory is chosen once."""
 
+import collections
 import gzip
 import pathlib
 import subprocess
@@ -324,8 +325,10 @@ class Hooks(unittest.TestCase):
                 """
             )
             lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-            self.assertEqual(lines[0], "Thread,Time,Action,Pointer,Size,Stream")
-            self.assertEqual(len(lines), 4001)
+            self.assertEqual(lines[0], "Thread,Time,Action,Pointer,Size,Stream,Origin")
+            actions = collections.Counter(line.split(",")[2] for line in lines[1:])
+            self.assertEqual((actions["allocate"], actions["free"]), (2000, 2000))
+            self.assertGreaterEqual(actions["map"], 1)
 
     def test_threads(self):
         run(

@@ -4,9 +4,9 @@ use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cuda_mem::memory::{LoggingAdaptor, StatisticsAdaptor};
+use cuda_mem::memory::StatisticsAdaptor;
 use cuda_mem::sys::CUstream;
 use cuda_mem::{
     Arena, Context, Device, Driver, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource,
@@ -16,10 +16,11 @@ use once_cell::sync::OnceCell;
 
 use super::captures::PoolId;
 use super::config::{Source, config};
-use super::record::Record;
 use super::{TorchStats, blocks, captures};
 use crate::arena;
+use crate::log_file::LogFile;
 use crate::pool;
+use crate::recorder::Recorder;
 use crate::resource::{self, layout};
 use crate::status::invalid;
 use crate::stream::{known_device, ordinal, with_stream};
@@ -44,12 +45,6 @@ enum Served {
     Pool(Resource, OnceCell<Arena>),
 }
 
-#[derive(Debug)]
-struct Log {
-    lines: Arc<LoggingAdaptor<Resource>>,
-    file: Record,
-}
-
 /// A free that was not possible yet.
 #[derive(Debug)]
 struct Parked {
@@ -66,7 +61,7 @@ pub(super) struct Memory {
     context: Context,
     served: Served,
     counting: StatisticsAdaptor<Resource>,
-    log: Option<Log>,
+    recorder: Option<Recorder>,
     parked: Mutex<Vec<Parked>>,
     /// To be read without the lock.
     has_parked: AtomicBool,
@@ -113,9 +108,19 @@ impl Memory {
             Some(fraction) => share(&device, fraction)?,
             None => u64::MAX,
         };
+        let recorder = match &config.record {
+            None => None,
+            Some(path) => {
+                let file = LogFile::of_device(path, ordinal(number)?)?;
+                Some(Recorder::to_file(file))
+            }
+        };
+        let own = recorder.as_ref().map(std::ptr::from_ref);
         let (served, resource) = match config.source {
-            Source::Arena(options) => {
-                let arena = arena::configure(Arena::builder(&device), &options)?;
+            Source::Arena(mut options) => {
+                options.recorder = own.unwrap_or(options.recorder);
+                // SAFETY: null, the recorder above, or one that the program does not release.
+                let arena = unsafe { arena::configure(Arena::builder(&device), &options) }?;
                 arena.set_max_bytes(arena.max_bytes().min(max));
                 (Served::Arena(arena.clone()), Resource::from(arena))
             }
@@ -129,29 +134,20 @@ impl Memory {
                     };
                     options.max_bytes = limit.min(max);
                 }
-                let pool: Resource =
-                    pool::configure(MemoryPool::builder(&device), &options)?.into();
+                options.recorder = own.unwrap_or(options.recorder);
+                // SAFETY: as above.
+                let pool = unsafe { pool::configure(MemoryPool::builder(&device), &options) }?;
+                let pool = Resource::from(pool);
                 (Served::Pool(pool.clone(), OnceCell::new()), pool)
             }
         };
-        let log = match &config.record {
-            None => None,
-            Some(path) => {
-                let file = Record::create(path, ordinal(number)?)?;
-                let lines = Arc::new(LoggingAdaptor::new(resource.clone(), file.clone()));
-                Some(Log { lines, file })
-            }
-        };
-        let top = log
-            .as_ref()
-            .map(|log| Resource::from(Arc::clone(&log.lines)));
         Ok(Self {
             number,
             device,
             context,
             served,
-            counting: StatisticsAdaptor::new(top.unwrap_or(resource)),
-            log,
+            counting: StatisticsAdaptor::new(resource),
+            recorder,
             parked: Mutex::default(),
             has_parked: AtomicBool::new(false),
             retries: AtomicU64::new(0),
@@ -438,9 +434,8 @@ pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
 }
 
 pub(super) fn end_record() -> Result<(), Error> {
-    for log in all().filter_map(|memory| memory.log.as_ref()) {
-        log.lines.flush()?;
-        log.file.end()?;
+    for recorder in all().filter_map(|memory| memory.recorder.as_ref()) {
+        recorder.end()?;
     }
     Ok(())
 }

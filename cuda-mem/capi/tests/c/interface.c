@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cudamem.h"
 
@@ -445,6 +446,79 @@ static void copies(void) {
     cudamem_resource_release(arena);
 }
 
+/* How often a text stands in a file. */
+static int count_in(const char *path, const char *text) {
+    static char line[16384];
+    int found = 0;
+    FILE *file = fopen(path, "r");
+    WANT(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        found += strstr(line, text) != NULL;
+    }
+    fclose(file);
+    return found;
+}
+
+static size_t frames(char *text, size_t size) {
+    static const char here[] = "model.c:7 forward;train.c:3";
+    WANT(size >= sizeof here);
+    memcpy(text, here, sizeof here - 1);
+    return sizeof here - 1;
+}
+
+static void recorders(void) {
+    cudamem_recorder *ring, *written, *none;
+    cudamem_resource *arena, *pool;
+    cudamem_arena_options arena_options;
+    cudamem_pool_options pool_options;
+    stream_t stream = new_stream();
+    void *block, *other;
+    uint64_t dropped = 1;
+    char path[] = "/tmp/cudamem-log-XXXXXX", second[] = "/tmp/cudamem-log-XXXXXX";
+    WANT(close(mkstemp(path)) == 0 && close(mkstemp(second)) == 0);
+
+    REFUSED(INVALID_VALUE, "`entries` is 0", cudamem_recorder_create(0, &none));
+    WANT(none == NULL);
+    REFUSED(INVALID_VALUE, "`path` is null", cudamem_recorder_create_file(NULL, &none));
+    REFUSED(OTHER, "/no/such/place", cudamem_recorder_create_file("/no/such/place", &none));
+    OK(cudamem_recorder_create(1000, &ring));
+    OK(cudamem_recorder_create_file(path, &written));
+    cudamem_arena_options_init(&arena_options, sizeof arena_options);
+    cudamem_pool_options_init(&pool_options, sizeof pool_options);
+    arena_options.recorder = ring;
+    pool_options.recorder = written;
+    OK(cudamem_arena_create(0, &arena_options, &arena));
+    OK(cudamem_pool_create(0, &pool_options, &pool));
+
+    OK(cudamem_allocate(arena, 1000, 0, 0, stream, &block));
+    OK(cudamem_deallocate(arena, block, 1000, 0, 0, stream));
+    cudamem_recorder_frames_with(frames);
+    OK(cudamem_allocate(arena, 2000, 0, 0, stream, &block));
+    OK(cudamem_allocate(pool, 3000, 0, 0, stream, &other));
+    cudamem_recorder_frames_with(NULL);
+    OK(cudamem_deallocate(arena, block, 2000, 0, 0, stream));
+    OK(cudamem_deallocate(pool, other, 3000, 0, 0, stream));
+
+    OK(cudamem_recorder_write(ring, second));
+    WANT(count_in(second, ",map,") == 1 && count_in(second, ",allocate,") == 2 && count_in(second, ",free,") == 2);
+    WANT(count_in(second, "model.c:7 forward;train.c:3") == 1 && count_in(second, ",2000,") == 2);
+    OK(cudamem_recorder_dropped(ring, &dropped));
+    WANT(dropped == 0);
+    REFUSED(INVALID_VALUE, "file of its own", cudamem_recorder_write(written, second));
+    OK(cudamem_recorder_end(written));
+    OK(cudamem_recorder_end(ring));
+    WANT(count_in(path, ",allocate,") == 1 && count_in(path, ",free,") == 1 && count_in(path, "forward") == 1);
+    cudamem_recorder_release(ring);
+    cudamem_recorder_release(written);
+    cudamem_recorder_release(NULL);
+    OK(cudamem_allocate(arena, 1000, 0, 0, stream, &block));
+    OK(cudamem_deallocate(arena, block, 1000, 0, 0, stream));
+    end_stream(stream);
+    cudamem_resource_release(arena);
+    cudamem_resource_release(pool);
+    WANT(remove(path) == 0 && remove(second) == 0);
+}
+
 int main(void) {
     int count = 0, version = 0;
     uint64_t free_bytes, total;
@@ -462,6 +536,7 @@ int main(void) {
     adaptors();
     threads();
     copies();
+    recorders();
     faults();
     puts("done");
     return 0;

@@ -19,6 +19,7 @@ from ._errors import (
     NotSupportedError,
     OutOfMemoryError,
 )
+from ._recorder import Recorder, record_stacks
 from ._resources import (
     Arena,
     ArenaStats,
@@ -49,9 +50,11 @@ __all__ = [
     "OutOfMemoryError",
     "Pool",
     "PoolStats",
+    "Recorder",
     "Resource",
     "Statistics",
     "device_count",
     "device_memory",
     "driver_version",
+    "record_stacks",
 ]

@@ -20,6 +20,7 @@ class PoolOptions(ctypes.Structure):
         ("max_bytes", c_uint64),
         ("reuse", c_uint32),
         ("reserved", c_uint32),
+        ("recorder", c_void_p),
     ]
 
 
@@ -34,6 +35,7 @@ class ArenaOptions(ctypes.Structure):
         ("reuse", c_uint32),
         ("background_thread", c_uint32),
         ("growth_wait", c_uint64),
+        ("recorder", c_void_p),
     ]
 
 
@@ -115,6 +117,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_void_p, c_size_t, c_size_t, c_int, c_void_p, _OUT, c_size_t],
     ),
     "cudamem_trim": (_STATUS, [c_void_p, c_uint64]),
+    "cudamem_recorder_create": (_STATUS, [c_size_t, _OUT]),
+    "cudamem_recorder_create_file": (_STATUS, [c_char_p, _OUT]),
+    "cudamem_recorder_write": (_STATUS, [c_void_p, c_char_p]),
+    "cudamem_recorder_end": (_STATUS, [c_void_p]),
+    "cudamem_recorder_dropped": (_STATUS, [c_void_p, POINTER(c_uint64)]),
+    "cudamem_recorder_release": (None, [c_void_p]),
+    "cudamem_recorder_frames_with": (None, [c_void_p]),
     "cudamem_stream_detach": (_STATUS, [c_int, c_void_p]),
     "cudamem_stream_wait": (_STATUS, [c_int, c_void_p, c_void_p]),
     "cudamem_copy_to_device": (_STATUS, [c_void_p, c_void_p, c_size_t, c_int, c_void_p]),

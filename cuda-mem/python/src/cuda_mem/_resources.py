@@ -11,6 +11,7 @@ from typing import Any
 
 from . import _library as c
 from ._errors import Error, check
+from ._recorder import Recorder
 from ._streams import handle_of
 
 _LARGEST = 2**64 - 1
@@ -44,7 +45,11 @@ def _most(value: int | None) -> int:
 
 
 def pool_options(
-    *, max_bytes: int | None = None, release_threshold: int | None = None, reuse: int = 0
+    *,
+    max_bytes: int | None = None,
+    release_threshold: int | None = None,
+    reuse: int = 0,
+    recorder: Recorder | None = None,
 ) -> c.PoolOptions:
     options = c.PoolOptions()
     c.library.cudamem_pool_options_init(options, ctypes.sizeof(options))
@@ -52,6 +57,8 @@ def pool_options(
     options.reuse = whole("reuse", reuse, most=7)
     if release_threshold is not None:
         options.release_threshold = whole("release_threshold", release_threshold)
+    if recorder is not None:
+        options.recorder = recorder.handle
     return options
 
 
@@ -65,6 +72,7 @@ def arena_options(
     reuse: int = 0,
     background_thread: bool = False,
     growth_wait: float = 0.0,
+    recorder: Recorder | None = None,
 ) -> c.ArenaOptions:
     options = c.ArenaOptions()
     c.library.cudamem_arena_options_init(options, ctypes.sizeof(options))
@@ -79,6 +87,8 @@ def arena_options(
     options.reuse = whole("reuse", reuse, most=7)
     options.background_thread = background_thread
     options.growth_wait = _nanoseconds(growth_wait)
+    if recorder is not None:
+        options.recorder = recorder.handle
     return options
 
 
@@ -201,7 +211,7 @@ class PoolStats:
 class Pool(Resource):
     """A memory pool of the driver (`cuMemPoolCreate`).
 
-    `max_bytes` limits it (CUDA 12.2). It keeps everything, or down to `release_threshold` bytes.
+    `max_bytes` limits it (CUDA 12.2). It keeps everything, or down to `release_threshold` bytes. A `recorder` records it.
     """
 
     def __init__(
@@ -211,9 +221,12 @@ class Pool(Resource):
         max_bytes: int | None = None,
         release_threshold: int | None = None,
         reuse: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         device = device_number(device)
-        options = pool_options(max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse)
+        options = pool_options(
+            max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse, recorder=recorder
+        )
         super().__init__(_created(c.library.cudamem_pool_create, device, options), device)
 
     @classmethod
@@ -262,7 +275,8 @@ class Arena(Resource):
     `max_bytes`, or `max_share` of the device's memory, limits what it holds. It takes `initial_bytes` at once, keeps
     everything or down to `release_threshold` bytes, and holds at most `slack` times what was alive at the peak. A
     `background_thread` prepares large blocks. A growth beyond the slack may wait for the device up to `growth_wait`
-    seconds, so that memory can move instead. With `upstream` it takes its memory from another resource.
+    seconds, so that memory can move instead. With `upstream` it takes its memory from another resource. A `recorder`
+    records it.
     """
 
     def __init__(
@@ -278,6 +292,7 @@ class Arena(Resource):
         reuse: int = 0,
         background_thread: bool = False,
         growth_wait: float = 0.0,
+        recorder: Recorder | None = None,
     ) -> None:
         options = arena_options(
             max_bytes=max_bytes,
@@ -288,6 +303,7 @@ class Arena(Resource):
             reuse=reuse,
             background_thread=background_thread,
             growth_wait=growth_wait,
+            recorder=recorder,
         )
         if upstream is None:
             device = device_number(device or 0)

@@ -30,6 +30,7 @@ import torch
 
 from . import _library as c
 from ._errors import check
+from ._recorder import Recorder
 from ._resources import Arena, Pool, Resource, arena_options, pool_options
 
 __all__ = [
@@ -61,7 +62,7 @@ def use_arena(
     reuse: int = 0,
     background_thread: bool = False,
     growth_wait: float = 1.0,
-    record: str | os.PathLike[str] | None = None,
+    record: str | os.PathLike[str] | Recorder | None = None,
     shim: bool | None = None,
     statistics: bool = True,
 ) -> None:
@@ -69,7 +70,9 @@ def use_arena(
     `cuda_mem.Arena`. By default a growth may wait for the device, as PyTorch's own allocator does when memory runs out;
     this happens while a program still meets new sizes.
 
-    `record` names a file to which requests are logged, for `python -m cuda_mem replay`; a name in .gz is compressed.
+    `record` is a `cuda_mem.Recorder`, or names a file that gets every allocation and free, and how the arena grows: for
+    `python -m cuda_mem report` and `replay`. A name in .gz is compressed. After `cuda_mem.record_stacks()` it has the lines
+    of Python that allocated.
 
     PyTorch does not look whether an allocation failed. A small library, built with the machine's C++ compiler once, makes
     it raise `torch.OutOfMemoryError`. `shim=True` fails if that cannot be built, `shim=False` does without; by default
@@ -80,6 +83,7 @@ def use_arena(
 
     Raises `InUseError` if it was called before, and `RuntimeError` if PyTorch has used a GPU.
     """
+    recorder, path = _recorder_or_path(record)
     options = arena_options(
         max_bytes=max_bytes,
         max_share=max_share,
@@ -89,8 +93,9 @@ def use_arena(
         reuse=reuse,
         background_thread=background_thread,
         growth_wait=growth_wait,
+        recorder=recorder,
     )
-    _use(c.library.cudamem_torch_use_arena, options, record, shim, statistics)
+    _use(c.library.cudamem_torch_use_arena, options, path, shim, statistics)
 
 
 def use_pool(
@@ -98,14 +103,28 @@ def use_pool(
     max_bytes: int | None = None,
     release_threshold: int | None = None,
     reuse: int = 0,
-    record: str | os.PathLike[str] | None = None,
+    record: str | os.PathLike[str] | Recorder | None = None,
     shim: bool | None = None,
     statistics: bool = True,
 ) -> None:
     """Serves PyTorch from a memory pool of the driver for each device. The options are those of `cuda_mem.Pool`; the
     others as for `use_arena`."""
-    options = pool_options(max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse)
-    _use(c.library.cudamem_torch_use_pool, options, record, shim, statistics)
+    recorder, path = _recorder_or_path(record)
+    options = pool_options(
+        max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse, recorder=recorder
+    )
+    _use(c.library.cudamem_torch_use_pool, options, path, shim, statistics)
+
+
+def _recorder_or_path(record: Any) -> tuple[Recorder | None, Any]:
+    if isinstance(record, Recorder):
+        # Devices are used for the first time later.
+        _recorders.append(record)
+        return record, None
+    return None, record
+
+
+_recorders: list[Recorder] = []
 
 
 def is_used() -> bool:

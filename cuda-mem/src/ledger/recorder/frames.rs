@@ -27,13 +27,10 @@ impl Frames {
         let _ = self.source.set(source);
     }
 
-    /// The number of the calling thread's list; 0 if there is none.
+    /// The number of the calling thread's list; 0 if the source knows none. `None` without a source.
     #[inline]
-    pub(super) fn current(&self) -> u32 {
-        match self.source.get() {
-            Some(source) => self.ask(source),
-            None => 0,
-        }
+    pub(super) fn current(&self) -> Option<u32> {
+        self.source.get().map(|source| self.ask(source))
     }
 
     #[cold]

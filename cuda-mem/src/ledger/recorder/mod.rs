@@ -168,7 +168,7 @@ impl Recorder {
 
     /// Asks `source` for the origin of each allocation, instead of taking the line of the Rust program. It appends the
     /// frames of the calling thread, innermost first and separated by `;`, each `FILE:LINE` or `FILE:LINE NAME`. For
-    /// programs in other languages. It is called without a lock, and must not use memory that is recorded here. If a
+    /// programs in other languages; if it appends nothing, the origin is not known. It is called without a lock, and must not use memory that is recorded here. If a
     /// recorder has a source already, that one stays.
     #[must_use]
     pub fn with_frames(self, source: impl Fn(&mut String) + Send + Sync + 'static) -> Self {
@@ -238,8 +238,11 @@ impl Recorder {
         stream: u64,
         line: &'static Location<'static>,
     ) {
-        let frames = self.0.frames.current();
-        self.push(action, (address, bytes, stream), Some(line), frames);
+        let request = (address, bytes, stream);
+        match self.0.frames.current() {
+            None => self.push(action, request, Some(line), 0),
+            Some(frames) => self.push(action, request, None, frames),
+        }
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! A log of requests, which may be compressed.
+//! A file for the lines of a recorder, which may be compressed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ enum Out {
 
 /// Where a log is written, until it is ended.
 #[derive(Clone, Debug)]
-pub(super) struct Record(Arc<Mutex<Out>>);
+pub(crate) struct LogFile(Arc<Mutex<Out>>);
 
 /// The name of a device's log: that of device 0 as it is, others with their number before the endings.
 fn path_of(path: &Path, device: usize) -> PathBuf {
@@ -31,12 +31,15 @@ fn path_of(path: &Path, device: usize) -> PathBuf {
     path.with_file_name(format!("{stem}-device{device}{dot}{endings}"))
 }
 
-impl Record {
-    pub(super) fn create(path: &Path, device: usize) -> Result<Self, Error> {
-        let path = path_of(path, device);
+impl LogFile {
+    pub(crate) fn of_device(path: &Path, device: usize) -> Result<Self, Error> {
+        Self::create(&path_of(path, device))
+    }
+
+    pub(crate) fn create(path: &Path) -> Result<Self, Error> {
         let is_packed = path.extension().is_some_and(|ending| ending == "gz");
-        let file = File::create(&path).map_err(|error| {
-            let text = format!("creating the log of requests, {}: {error}", path.display());
+        let file = File::create(path).map_err(|error| {
+            let text = format!("creating the log, {}: {error}", path.display());
             Error::new(ErrorKind::System, text)
         })?;
         let out = if is_packed {
@@ -52,22 +55,17 @@ impl Record {
     }
 
     /// Completes the file. Later lines are lost.
-    pub(super) fn end(&self) -> Result<(), Error> {
+    pub(crate) fn end(&self) -> Result<(), Error> {
         let ended = match std::mem::replace(&mut *self.out(), Out::Ended) {
             Out::Packed(packed) => packed.finish().map(drop),
             Out::Plain(mut file) => file.flush(),
             Out::Ended => Ok(()),
         };
-        ended.map_err(|error| {
-            Error::new(
-                ErrorKind::System,
-                format!("writing the log of requests: {error}"),
-            )
-        })
+        ended.map_err(|error| Error::new(ErrorKind::System, format!("writing the log: {error}")))
     }
 }
 
-impl Write for Record {
+impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut *self.out() {
             Out::Plain(file) => file.write(bytes),

@@ -1,0 +1,243 @@
+//! Recorders: what happens to memory, over time.
+
+use std::ffi::{CStr, c_char};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cuda_mem::ledger;
+use cuda_mem::{Error, ErrorKind};
+
+use crate::log_file::LogFile;
+use crate::status::{Status, answer, invalid, write};
+
+/// Records what happens to the memory of arenas and pools: name it in their options. Counted: the arenas and pools keep what
+/// they need, so it may be released at any time.
+#[derive(Debug)]
+pub struct Recorder {
+    recorder: ledger::Recorder,
+    /// Where the events are written, unless they stay in memory.
+    file: Option<LogFile>,
+}
+
+/// Writes the frames of the calling thread, innermost first and separated by `;`, each `FILE:LINE` or `FILE:LINE NAME`, to at
+/// most `size` bytes at `text`, and returns how many bytes it wrote; 0 for none. Called in each allocation that is recorded,
+/// from any thread; it must not allocate memory that is recorded.
+pub type Frames = Option<unsafe extern "C" fn(text: *mut c_char, size: usize) -> usize>;
+
+/// The longest list of frames.
+const LONGEST_FRAMES: usize = 8192;
+
+/// A [`Frames`], as a number; 0 for none.
+static FRAMES: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on recorders of this library ask `frames` where a request comes from; null for no more. All calls before must have
+/// returned before what `frames` needs goes away.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudamem_recorder_frames_with(frames: Frames) {
+    let number = frames.map_or(0, |frames| frames as usize);
+    FRAMES.store(number, Ordering::Release);
+}
+
+/// Appends what the program says of the calling thread.
+fn append_frames(text: &mut String) {
+    let number = FRAMES.load(Ordering::Acquire);
+    // SAFETY: the number is 0, which is none, or was made of such a function.
+    let Some(frames) = (unsafe { std::mem::transmute::<usize, Frames>(number) }) else {
+        return;
+    };
+    let mut bytes = vec![0_u8; LONGEST_FRAMES];
+    // SAFETY: it may write to all of these bytes, as its contract says.
+    let written = unsafe { frames(bytes.as_mut_ptr().cast(), bytes.len()) };
+    bytes.truncate(written);
+    text.push_str(&String::from_utf8_lossy(&bytes));
+}
+
+impl Recorder {
+    pub(crate) fn recorder(&self) -> &ledger::Recorder {
+        &self.recorder
+    }
+
+    fn ring(entries: usize) -> Self {
+        Self {
+            recorder: ledger::Recorder::ring(entries).with_frames(append_frames),
+            file: None,
+        }
+    }
+
+    pub(crate) fn to_file(file: LogFile) -> Self {
+        let recorder = ledger::Recorder::to_writer(file.clone());
+        Self {
+            recorder: recorder.with_frames(append_frames),
+            file: Some(file),
+        }
+    }
+
+    /// Completes the file. Later events are lost.
+    pub(crate) fn end(&self) -> Result<(), Error> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        self.recorder.flush()?;
+        file.end()
+    }
+
+    /// # Safety
+    ///
+    /// `recorder` is null or not released.
+    unsafe fn of<'a>(recorder: *const Self) -> Result<&'a Self, Error> {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { recorder.as_ref() }.ok_or_else(|| invalid("`recorder` is null"))
+    }
+}
+
+/// # Safety
+///
+/// `path` is null or a zero-terminated string.
+pub(crate) unsafe fn path(path: *const c_char, name: &str) -> Result<PathBuf, Error> {
+    if path.is_null() {
+        return Err(invalid(format!("`{name}` is null")));
+    }
+    // SAFETY: promised by the caller, in the words of the section above.
+    let path = unsafe { CStr::from_ptr(path) }.to_str();
+    let path = path.map_err(|_| invalid(format!("`{name}` is no UTF-8")))?;
+    Ok(PathBuf::from(path))
+}
+
+/// # Safety
+///
+/// `out` is null or valid for a write.
+unsafe fn create(
+    out: *mut *mut Recorder,
+    make: impl FnOnce() -> Result<Recorder, Error>,
+) -> Status {
+    answer(|| {
+        // SAFETY: the promise of this function, also below.
+        unsafe { write(out, "recorder", std::ptr::null_mut()) }?;
+        let recorder = Arc::into_raw(Arc::new(make()?)).cast_mut();
+        // SAFETY: as above.
+        unsafe { write(out, "recorder", recorder) }
+    })
+}
+
+/// Creates a recorder that keeps the newest `entries` events in memory.
+///
+/// # Safety
+///
+/// `recorder` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_create(
+    entries: usize,
+    recorder: *mut *mut Recorder,
+) -> Status {
+    // More than fits any memory would end the process.
+    let most = 1 << 32;
+    let make = || {
+        if entries == 0 || entries > most {
+            return Err(invalid(format!(
+                "`entries` is {entries}; it is at least 1 and at most {most}"
+            )));
+        }
+        Ok(Recorder::ring(entries))
+    };
+    // SAFETY: promised by the caller, in the words of the section above.
+    unsafe { create(recorder, make) }
+}
+
+/// Creates a recorder that writes every event to a file, as a line of a log: compressed if the name ends in .gz. An existing
+/// file is replaced. The file is complete after `cudamem_recorder_end`.
+///
+/// # Safety
+///
+/// `path` is null or a zero-terminated string; `recorder` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_create_file(
+    path: *const c_char,
+    recorder: *mut *mut Recorder,
+) -> Status {
+    let make = || {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let path = unsafe { self::path(path, "path") }?;
+        Ok(Recorder::to_file(LogFile::create(&path)?))
+    };
+    // SAFETY: as above.
+    unsafe { create(recorder, make) }
+}
+
+/// Writes the events that are in memory to a new file, as a log: compressed if the name ends in .gz.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for a recorder that writes to a file by itself.
+///
+/// # Safety
+///
+/// `recorder` is null or not released; `path` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_write(
+    recorder: *const Recorder,
+    path: *const c_char,
+) -> Status {
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let recorder = unsafe { Recorder::of(recorder) }?;
+        // SAFETY: as above.
+        let path = unsafe { self::path(path, "path") }?;
+        if recorder.file.is_some() {
+            return Err(invalid("`recorder` writes to a file of its own"));
+        }
+        let file = LogFile::create(&path)?;
+        let written = recorder.recorder.recording().write_csv(file.clone());
+        written.map_err(|error| {
+            let text = format!("writing the log, {}: {error}", path.display());
+            Error::new(ErrorKind::System, text)
+        })?;
+        file.end()
+    })
+}
+
+/// Completes the file of a recorder that writes to one; later events are lost. Does nothing for others.
+///
+/// # Safety
+///
+/// `recorder` is null or not released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_end(recorder: *const Recorder) -> Status {
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Recorder::of(recorder) }?.end()
+    })
+}
+
+/// How many events are lost so far: those for which there was no space, or that could not be written.
+///
+/// # Safety
+///
+/// `recorder` is null or not released; `dropped` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_dropped(
+    recorder: *const Recorder,
+    dropped: *mut u64,
+) -> Status {
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let found = unsafe { Recorder::of(recorder) }?.recorder.dropped();
+        // SAFETY: as above.
+        unsafe { write(dropped, "dropped", found) }
+    })
+}
+
+/// Gives up the caller's recorder; null is ignored. A file that was not completed may lack its end.
+///
+/// # Safety
+///
+/// `recorder` is null or comes from this library, and is not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_release(recorder: *mut Recorder) {
+    if recorder.is_null() {
+        return;
+    }
+    let _ = answer(|| {
+        // SAFETY: it was made by `Arc::into_raw`, and the caller gives it up.
+        drop(unsafe { Arc::from_raw(recorder.cast_const()) });
+        Ok(())
+    });
+}

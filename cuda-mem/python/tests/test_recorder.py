@@ -1,0 +1,110 @@
+"""Recorders, on the simulated driver or a GPU."""
+
+import collections
+import csv
+import gzip
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import unittest
+
+import cuda_mem
+
+
+def lines_of(path):
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path)
+    with opened as file:
+        return list(csv.DictReader(file))
+
+
+class Recorders(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_a_ring_is_written(self):
+        recorder = cuda_mem.Recorder(10_000)
+        arena, pool = cuda_mem.Arena(recorder=recorder), cuda_mem.Pool(recorder=recorder)
+        for resource in (arena, pool):
+            resource.deallocate(resource.allocate(1000), 1000)
+        with self.assertRaises(cuda_mem.OutOfMemoryError):
+            pool.allocate(1 << 50)
+        for name in ("run.csv", "run.csv.gz"):
+            recorder.write(self.folder / name)
+            lines = lines_of(self.folder / name)
+            actions = collections.Counter(line["Action"] for line in lines)
+            self.assertEqual((actions["allocate"], actions["free"], actions["allocate failure"]), (2, 2, 1))
+            self.assertGreaterEqual(actions["map"], 1)
+            self.assertEqual({line["Origin"] for line in lines}, {""})
+        self.assertEqual(recorder.dropped, 0)
+
+    def test_what_is_lost_is_counted(self):
+        recorder = cuda_mem.Recorder(100)
+        arena = cuda_mem.Arena(recorder=recorder)
+        for _ in range(5000):
+            arena.deallocate(arena.allocate(1000), 1000)
+        recorder.write(self.folder / "run.csv")
+        lines = lines_of(self.folder / "run.csv")
+        self.assertEqual((lines[0]["Action"], int(lines[0]["Size"])), ("dropped", recorder.dropped))
+        self.assertGreater(recorder.dropped, 5000)
+
+    def test_a_file_is_complete_at_the_end(self):
+        path = self.folder / "run.csv.gz"
+        program = f"""
+            import cuda_mem
+            recorder = cuda_mem.Recorder(path={str(path)!r})
+            arena = cuda_mem.Arena(recorder=recorder)
+            for size in range(1, 2001):
+                arena.deallocate(arena.allocate(size), size)
+        """
+        subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+        actions = collections.Counter(line["Action"] for line in lines_of(path))
+        self.assertEqual((actions["allocate"], actions["free"]), (2000, 2000))
+
+    def test_stacks(self):
+        recorder = cuda_mem.Recorder()
+        arena = cuda_mem.Arena(recorder=recorder)
+
+        def forward():
+            arena.deallocate(arena.allocate(1000), 1000)
+
+        cuda_mem.record_stacks()
+        self.addCleanup(cuda_mem.record_stacks, 0)
+        forward()
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+        cuda_mem.record_stacks(1)
+        forward()
+        cuda_mem.record_stacks(0)
+        forward()
+        recorder.write(self.folder / "run.csv")
+        origins = [line["Origin"] for line in lines_of(self.folder / "run.csv") if line["Action"] == "allocate"]
+        first, of_thread, short, none = (origin.split(";") for origin in origins)
+        for frames in (first, of_thread, short):
+            self.assertRegex(frames[0], r"test_recorder\.py:\d+ forward$")
+        self.assertRegex(first[1], r"test_recorder\.py:\d+ test_stacks$")
+        self.assertRegex(of_thread[1], r"threading\.py:\d+ run$")
+        self.assertEqual((len(short), none), (1, [""]))
+
+    def test_mistakes(self):
+        with self.assertRaises(ValueError):
+            cuda_mem.Recorder(0)
+        with self.assertRaisesRegex(cuda_mem.Error, "no/such/place"):
+            cuda_mem.Recorder(path="/no/such/place")
+        with self.assertRaises(TypeError):
+            cuda_mem.Arena().__class__(recorder=cuda_mem.Recorder().__reduce__())
+        written = cuda_mem.Recorder(path=self.folder / "log.csv")
+        with self.assertRaises(cuda_mem.InvalidValueError):
+            written.write(self.folder / "other.csv")
+        # It may go before what it records.
+        arena = cuda_mem.Arena(recorder=cuda_mem.Recorder())
+        arena.deallocate(arena.allocate(1000), 1000)
+
+
+if __name__ == "__main__":
+    unittest.main()
