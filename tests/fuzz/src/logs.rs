@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use cuda_mem_trace::{Op, Trace, TraceError};
+use cuda_mem_trace::{Events, Op, Timeline, Trace, TraceError};
 
 /// Reads a log. One that is accepted makes sense and is read back as it is written; of one that is refused
-/// the line is named in which it ceases to be good.
+/// the line is named in which it ceases to be good. What both readers accept has the same peak.
 ///
 /// # Panics
 ///
@@ -15,9 +15,12 @@ pub fn check(data: &[u8]) {
         Ok(trace) => {
             check_sense(&trace);
             check_writing(&trace);
+            check_timeline(data, &trace);
         }
         Err(error) => {
             assert!(!error.to_string().is_empty());
+            // It may lack frees and still be a log of events.
+            timeline(data);
             if let Some(line) = error.line {
                 check_line(data, line);
             }
@@ -27,6 +30,24 @@ pub fn check(data: &[u8]) {
 
 fn read(data: &[u8]) -> Result<Trace, TraceError> {
     Trace::read_from(Path::new("log"), data)
+}
+
+fn timeline(data: &[u8]) -> Option<Timeline> {
+    let events = Events::read_from(Path::new("log"), data).ok()?;
+    Timeline::new(&events).ok()
+}
+
+fn check_timeline(data: &[u8], trace: &Trace) {
+    let Some(found) = timeline(data) else {
+        // A time may be no time, and a replay does not look at other actions.
+        return;
+    };
+    assert!(found.used.bytes >= found.asked.bytes);
+    let fits = found.missing_frees + found.unknown_frees == 0;
+    if fits {
+        let asked = (found.asked.bytes, found.asked_at_end, found.failures);
+        assert_eq!(asked, (trace.peak_bytes, trace.left_bytes, trace.failures));
+    }
 }
 
 /// The operations done one by one.

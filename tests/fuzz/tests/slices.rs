@@ -11,6 +11,12 @@ const LOG: &[u8] = b"Thread,Time,Action,Pointer,Size,Stream\n\
     0,0.3,allocate failure,(nil),1125899906842624,0\n\n0,0.4,free,0x7f0000000200,512,139888000012345\n\
     1,0.5,\"allocate\",0x7f0000000200, 70 ,0\n";
 
+const EXTENDED: &[u8] = b"Thread,Time,Action,Pointer,Size,Stream,Origin\n\
+    1,23:59:59.9,map,0x1000,4096,0x0,\n1,23:59:59.95,allocate,0x1000,512,0x0,\"a.rs:1 f;b.rs:2\"\n\
+    1,00:00:00.1,free requested,0x1000,512,0x0,\n1,00:00:00.2,free completed,0x1000,512,0x0,\n\
+    2,00:00:00.3,unmap,0x1800,2048,0x0,\n2,00:00:00.3,map,0x4000,2048,0x0,\n2,00:00:00.4,allocate,0x1400,0,0x0,\n\
+    2,00:00:00.5,dropped,0x0,3,0x0,\n2,00:00:00.5,driver calls,0x0,9,0x0,\n2,00:00:00.6,trim,0x0,0,0x0,\n";
+
 fn check(good: &[&[u8]], count: usize, check: fn(&[u8])) {
     let good: Vec<Vec<u8>> = good.iter().map(|bytes| bytes.to_vec()).collect();
     for input in changes::of(&good, count) {
@@ -21,7 +27,11 @@ fn check(good: &[&[u8]], count: usize, check: fn(&[u8])) {
 #[test]
 fn logs_make_sense_or_are_refused_with_the_right_line() {
     check(
-        &[LOG, b"Action,Pointer,Size,Stream\nallocate,0x10,1,0\n"],
+        &[
+            LOG,
+            EXTENDED,
+            b"Action,Pointer,Size,Stream\nallocate,0x10,1,0\n",
+        ],
         6000,
         logs::check,
     );

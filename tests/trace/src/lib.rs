@@ -4,22 +4,32 @@
 //! A log is read and checked as a whole before anything is replayed. Pointers become slot numbers,
 //! because a log uses an address again after its free.
 //!
+//! [`Trace`] is what a replay needs. [`Events`] are all rows, of the extended format too, and [`Timeline`] is
+//! the memory that they tell of: who had what from when to when.
+//!
 //! [`random`] makes the operations of a benchmark instead of reading them.
 
+mod events;
 mod lines;
 pub mod random;
 mod recorded;
+mod rows;
+mod time;
+mod timeline;
 mod unpack;
 mod write;
 
+pub use events::{Event, Events};
 pub use recorded::recorded;
+pub use rows::Action;
+pub use timeline::{Block, FreeSpace, Mapping, Peak, Timeline};
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use lines::{Fields, Lines};
+use rows::{Problem, Row, address, size, stream};
 
 /// One operation of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +74,7 @@ pub struct Trace {
     pub failures: usize,
 }
 
-/// A log that cannot be replayed.
+/// A log that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}{}: {problem}", line.map(|line| format!(", line {line}")).unwrap_or_default(), path = path.display())]
 pub struct TraceError {
@@ -74,14 +84,24 @@ pub struct TraceError {
     problem: String,
 }
 
-/// One line of a log: the columns that a replay needs. Time is not read, so it may have any form.
-struct Row<'a> {
-    /// Anything that tells threads apart. Logs without the column are of one thread.
-    thread: &'a str,
-    action: &'a str,
-    pointer: &'a str,
-    size: &'a str,
-    stream: &'a str,
+impl TraceError {
+    fn new(path: &Path, (line, problem): Problem) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            line,
+            problem,
+        }
+    }
+}
+
+/// Opens a file for a parser, and names it in its errors.
+fn read<T>(
+    path: &Path,
+    parse: impl FnOnce(BufReader<File>) -> Result<T, Problem>,
+) -> Result<T, TraceError> {
+    let opened = File::open(path).map_err(|error| (None, error.to_string()));
+    let parsed = opened.and_then(|file| parse(BufReader::new(file)));
+    parsed.map_err(|problem| TraceError::new(path, problem))
 }
 
 impl Trace {
@@ -91,13 +111,7 @@ impl Trace {
     ///
     /// Says the file, the line and what is wrong with it.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
-        let fail = |line, problem| TraceError {
-            path: path.to_path_buf(),
-            line,
-            problem,
-        };
-        let file = File::open(path).map_err(|error| fail(None, error.to_string()))?;
-        Self::parse(BufReader::new(file)).map_err(|(line, problem)| fail(line, problem))
+        read(path, Self::parse)
     }
 
     /// Reads a log that is no file, and unpacks it likewise. `name` is what errors call it.
@@ -106,88 +120,16 @@ impl Trace {
     ///
     /// As [`read`](Self::read).
     pub fn read_from(name: &Path, packed: impl BufRead) -> Result<Self, TraceError> {
-        Self::parse(packed).map_err(|(line, problem)| TraceError {
-            path: name.to_path_buf(),
-            line,
-            problem,
-        })
+        Self::parse(packed).map_err(|problem| TraceError::new(name, problem))
     }
 
-    fn parse(packed: impl BufRead) -> Result<Self, (Option<u64>, String)> {
-        let unpacked =
-            unpack::unpack(packed).map_err(|error| (None, format!("cannot be read: {error}")))?;
-        let mut lines = Lines::new(unpacked);
-        let mut fields = Fields::default();
-        match lines.next() {
-            Ok(line) => fields.split(line.unwrap_or_default()),
-            // What is no text has no header either; what cannot be unpacked is something else.
-            Err((Some(_), _)) => fields.split(""),
-            Err(error) => return Err(error),
-        }
-        let columns = Columns::of(&fields).map_err(|problem| (None, problem))?;
+    fn parse(packed: impl BufRead) -> Result<Self, Problem> {
         let mut builder = Builder::default();
-        while let Some(line) = lines.next()? {
-            fields.split(line);
-            columns
-                .row(&fields)
-                .and_then(|row| builder.row(&row))
-                .map_err(|problem| (Some(lines.number), problem))?;
-        }
+        rows::for_each(packed, |row| builder.row(row))?;
         if builder.trace.ops.is_empty() {
             return Err((None, "the log has no operations".to_owned()));
         }
         Ok(builder.finish())
-    }
-}
-
-/// Where the columns are that a replay cannot do without, and that of the threads if there is one.
-struct Columns {
-    count: usize,
-    thread: Option<usize>,
-    /// Action, pointer, size and stream.
-    others: [usize; 4],
-}
-
-impl Columns {
-    fn of(header: &Fields) -> Result<Self, String> {
-        let names = ["Action", "Pointer", "Size", "Stream"];
-        let place = |name: &str| header.iter().position(|found| found == name);
-        let absent: Vec<&str> = names
-            .into_iter()
-            .filter(|name| place(name).is_none())
-            .collect();
-        if absent.is_empty() {
-            return Ok(Self {
-                count: header.len(),
-                thread: place("Thread"),
-                others: names.map(|name| place(name).unwrap_or_default()),
-            });
-        }
-        let noun = if absent.len() == 1 {
-            "column"
-        } else {
-            "columns"
-        };
-        Err(format!(
-            "this is no allocation log: its first line lacks the {noun} {}; a log in RMM's format begins with \
-             Thread,Time,Action,Pointer,Size,Stream",
-            absent.join(", ")
-        ))
-    }
-
-    fn row<'a>(&self, fields: &'a Fields) -> Result<Row<'a>, String> {
-        let (found, expected) = (fields.len(), self.count);
-        if found != expected {
-            return Err(format!("has {found} fields and must have {expected}"));
-        }
-        let [action, pointer, size, stream] = self.others.map(|place| fields.get(place));
-        Ok(Row {
-            thread: self.thread.map_or("", |place| fields.get(place)),
-            action,
-            pointer,
-            size,
-            stream,
-        })
     }
 }
 
@@ -205,18 +147,31 @@ struct Builder {
 
 impl Builder {
     fn row(&mut self, row: &Row<'_>) -> Result<(), String> {
-        let pointer = address(row.pointer)?;
-        let stream = stream(row.stream)?;
         match row.action {
-            "allocate" => self.allocate(pointer, size(row.size)?, stream)?,
-            "free" => self.free(pointer, stream)?,
+            Action::Allocate => {
+                let bytes = usize::try_from(size(row.size)?)
+                    .map_err(|_| format!("the size is {}, more than fits here", row.size))?;
+                self.allocate(address(row.pointer)?, bytes, stream(row.stream)?)?;
+            }
+            // A replay frees at the request, as the program did.
+            Action::Free | Action::FreeRequested => {
+                self.free(address(row.pointer)?, stream(row.stream)?)?;
+            }
             // Nothing to replay, and so no use of the stream or the thread either.
-            "allocate failure" => {
+            Action::AllocateFailure => {
+                address(row.pointer)?;
                 size(row.size)?;
+                stream(row.stream)?;
                 self.trace.failures += 1;
                 return Ok(());
             }
-            other => return Err(format!("the action is {other:?}, not allocate or free")),
+            // What the resource did of itself, and its counts.
+            Action::FreeCompleted
+            | Action::Map
+            | Action::Unmap
+            | Action::Trim
+            | Action::DriverCalls
+            | Action::Dropped => return Ok(()),
         }
         let thread = self.thread(row.thread);
         self.trace.op_threads.push(thread);
@@ -278,34 +233,6 @@ impl Builder {
         self.trace.threads = self.threads.len();
         self.trace
     }
-}
-
-fn address(text: &str) -> Result<u64, String> {
-    let digits = text.strip_prefix("0x").unwrap_or(text);
-    // RMM writes "(nil)" for null.
-    if text == "(nil)" {
-        return Ok(0);
-    }
-    u64::from_str_radix(digits, 16).map_err(|_| format!("the pointer is {text:?}, not an address"))
-}
-
-fn size(text: &str) -> Result<usize, String> {
-    text.parse()
-        .map_err(|_| format!("the size is {text:?}, not a number of bytes"))
-}
-
-/// A key that tells the streams of one log apart.
-///
-/// Logs have streams in hexadecimal with or without `0x`, or in decimal, and nothing says which.
-/// All digits are read as hexadecimal: that keeps decimal numbers apart as well, and the null
-/// stream is 0 in all forms. A decimal number can have more digits than 64 bits hold.
-fn stream(text: &str) -> Result<u128, String> {
-    if text == "(nil)" {
-        return Ok(0);
-    }
-    let digits = text.strip_prefix("0x").unwrap_or(text);
-    u128::from_str_radix(digits, 16)
-        .map_err(|_| format!("the stream is {text:?}, not the number of one"))
 }
 
 #[cfg(test)]
@@ -389,6 +316,18 @@ mod tests {
         assert_eq!((trace.ops.len(), trace.failures), (1, 2));
         assert_eq!((trace.slots, trace.streams, trace.peak_bytes), (1, 1, 100));
         assert!(parse("0,0.1,allocate failure,0x0,70,0\n").is_err());
+    }
+
+    #[test]
+    fn extended_logs_are_replayed_as_plain_ones() {
+        let extended = "Thread,Time,Action,Pointer,Size,Stream,Origin\n\
+            1,04:12:33.1,map,0x0,2097152,0x0,\n1,04:12:33.2,allocate,0x10,100,0,\"a.rs:1 f;b.rs:2\"\n\
+            1,04:12:33.3,free requested,0x10,100,0,\n1,04:12:33.4,free completed,0x10,100,0,\n\
+            1,04:12:33.4,driver calls,0x0,5,,\n1,04:12:33.4,trim,0x0,0,,\n1,04:12:33.5,dropped,0x0,2,,\n\
+            1,04:12:33.6,unmap,0x0,2097152,,\n";
+        let plain = parse("1,0.1,allocate,0x10,100,0\n1,0.2,free,0x10,100,0\n");
+        let extended = Trace::parse(extended.as_bytes());
+        assert_eq!(extended.expect("a good log"), plain.expect("a good log"));
     }
 
     #[test]
