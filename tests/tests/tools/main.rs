@@ -10,6 +10,7 @@ mod examples;
 mod ipc;
 mod quickstart;
 mod replay;
+mod report;
 mod window;
 
 use std::process::ExitCode;
