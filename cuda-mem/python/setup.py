@@ -1,4 +1,4 @@
-"""Builds the wheel: the C library and two programs, made by cargo, beside the Python files."""
+"""Builds the wheel: the C library and three programs, made by cargo, beside the Python files."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class BuildWithCargo(build_py):
         programs = package / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         # At once: one after the other they would build what they depend on twice.
-        examples = ("doctor", "replay")
+        examples = ("doctor", "replay", "report")
         made = cargo("-p", "cuda-mem-capi", "-p", "cuda-mem", "--lib", *(f"--example={name}" for name in examples))
         self.take(next(file for file in made if file.name == "libcudamem.so"), package / "libcudamem.so")
         self.take(WORKSPACE / "cuda-mem/capi/include/cudamem.h", package / "cudamem.h")

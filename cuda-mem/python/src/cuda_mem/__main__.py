@@ -12,6 +12,7 @@ USAGE = """usage: python -m cuda_mem COMMAND ...
 
   doctor               what the driver and the GPUs can do, and what to do if something is missing
   replay [LOG ...]     replays a log of requests on pools and arenas; --help lists its options
+  report LOG -o FILE   writes a page about a log: memory over time, blocks, addresses; --diff compares two logs
   record LOG SCRIPT [ARGUMENT ...]
                        runs a program that uses PyTorch, and logs its requests; a name in .gz is compressed
 """
@@ -19,7 +20,7 @@ USAGE = """usage: python -m cuda_mem COMMAND ...
 
 def run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
-    if command in ("doctor", "replay"):
+    if command in ("doctor", "replay", "report"):
         program = str(PACKAGE / "bin" / command)
         # It takes the place of this process.
         os.execv(program, [program, *arguments[1:]])
