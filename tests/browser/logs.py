@@ -134,6 +134,30 @@ def write_million(path: pathlib.Path, events: int = 1_000_000) -> None:
                 file.write(f"{number % 8},{time},allocate,{pointer:#x},{size},0x55d0a0\n")
 
 
+def write_pools(path: pathlib.Path, events: int) -> None:
+    """Two pools of the driver: no mappings, and what each holds."""
+    draw = random.Random(11)
+    live: list[tuple[int, int]] = []
+    used, held = [0, 0], [0, 0]
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write(f"{HEADER},Origin\n")
+        for number in range(events):
+            time, pool = f"{number * 1e-5:.6f}", number % 2
+            size = draw.randrange(1, 2 * MIB)
+            pointer = BASE + (pool << 40) + number * 4 * MIB
+            file.write(f"1,{time},allocate,{pointer:#x},{size},0x55d0a0,src/main.rs:{number % 5}\n")
+            live.append((pointer, size))
+            used[pool] += size
+            if used[pool] > held[pool]:
+                held[pool] = -(-used[pool] // PIECE) * PIECE
+                file.write(f"1,{time},reserved,{0x1000 + pool:#x},{held[pool]},0x0,\n")
+            if number % 3 == 2:
+                pointer, size = live.pop(0)
+                used[(pointer - BASE) >> 40] -= size
+                file.write(f"1,{time},free,{pointer:#x},{size},0x55d0a0,\n")
+        file.write(f"1,{time},reserved,0x1000,0,0x0,\n")
+
+
 Block = namedtuple("Block", "pointer size stream origin event")
 
 
@@ -148,6 +172,7 @@ class Moment:
     alive: dict[int, Block] = field(repr=False)
     pending: dict[int, Block] = field(repr=False)
     mapped: dict[int, int] = field(repr=False)
+    pools: dict[int, int] = field(repr=False, default_factory=dict)
 
     def free(self) -> tuple[int, int]:
         """Free mapped bytes, and the largest piece."""
@@ -226,6 +251,9 @@ class Log:
                 now.reserved += size
             elif action == "unmap":
                 self.unmap(now, pointer, size)
+            elif action == "reserved":
+                now.reserved += size - now.pools.get(pointer, 0)
+                now.pools[pointer] = size
             yield now
 
     @staticmethod

@@ -157,6 +157,19 @@ class Pages(unittest.TestCase):
         self.assertNotEqual(self.browser.run("return document.title"), "x")
         self.clean()
 
+    def test_a_log_of_pools(self) -> None:
+        path = pathlib.Path(self.folder.name) / "run.csv.gz"
+        logs.write_pools(path, 900)
+        log = logs.Log(path)
+        self.browser.open(self.page(path))
+        for name, (size, _) in log.peaks.items():
+            self.tile("summary", f"peak {name}", size)
+        for _ in range(4):
+            self.tile("moment", "reserved", log.at(self.moment()).reserved)
+            self.press(".")
+        self.assertTrue(self.browser.run("return document.getElementById('problems').hidden"))
+        self.clean()
+
     def test_zoom(self) -> None:
         self.browser.open(self.page(self.extended("run.csv.gz", 9_000, 3)))
         chart = self.canvas("bytes")

@@ -50,6 +50,8 @@ struct Table {
     failure_origin: Column,
     calls_event: Column,
     calls_count: Column,
+    held_event: Column,
+    held_bytes: Column,
 }
 
 impl Run {
@@ -170,6 +172,8 @@ impl Table {
             failure_origin: to.numbers(failures().map(|(_, event)| event.origin as u64)),
             calls_event: to.steps(calls().map(|(index, _)| index as u64)),
             calls_count: to.steps(calls().map(|(_, event)| event.size)),
+            held_event: to.steps(timeline.held.iter().map(|held| held.event as u64)),
+            held_bytes: to.steps(timeline.held.iter().map(|held| held.bytes)),
         }
     }
 }

@@ -171,7 +171,8 @@ impl Builder {
             | Action::Unmap
             | Action::Trim
             | Action::DriverCalls
-            | Action::Dropped => return Ok(()),
+            | Action::Dropped
+            | Action::Reserved => return Ok(()),
         }
         let thread = self.thread(row.thread);
         self.trace.op_threads.push(thread);

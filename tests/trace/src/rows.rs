@@ -31,11 +31,13 @@ pub enum Action {
     DriverCalls,
     /// How many events were lost before this row.
     Dropped,
+    /// How many bytes a pool of the driver holds. The pointer tells pools apart.
+    Reserved,
 }
 
 impl Action {
     /// All actions, with their names in a log.
-    pub const ALL: [(Self, &'static str); 10] = [
+    pub const ALL: [(Self, &'static str); 11] = [
         (Self::Allocate, "allocate"),
         (Self::Free, "free"),
         (Self::AllocateFailure, "allocate failure"),
@@ -46,6 +48,7 @@ impl Action {
         (Self::Trim, "trim"),
         (Self::DriverCalls, "driver calls"),
         (Self::Dropped, "dropped"),
+        (Self::Reserved, "reserved"),
     ];
 
     fn named(text: &str) -> Result<Self, String> {

@@ -54,7 +54,7 @@ function ends(start, until, never) {
 
 /** Actions by their numbers in the log's columns; the order is that of the reader. */
 const ACTIONS = ['allocate', 'free', 'allocate failure', 'free requested', 'free completed', 'map', 'unmap', 'trim',
-  'driver calls', 'dropped'];
+  'driver calls', 'dropped', 'reserved'];
 const TRIM = 7;
 const DROPPED = 9;
 
@@ -93,7 +93,10 @@ class Run {
       origin: table.failure_origin,
     };
     this.calls = { events: table.calls_event, count: table.calls_count };
-    this.hasMaps = head.reserved !== null;
+    // What pools hold, whose memory has no addresses in a log.
+    this.held = { events: table.held_event, bytes: table.held_bytes };
+    this.hasReserved = head.reserved !== null;
+    this.hasMaps = mapped.length > 0;
     this.hasPending = this.blocks.requested.some((event, i) => event !== this.blocks.freed[i]);
     this.hasOrigins = head.origins.length > 1;
     this.layOut();
@@ -185,7 +188,8 @@ class State {
     this.pending = pending;
     this.asked = sumOf(blocks.bytes, alive);
     this.used = this.asked + sumOf(blocks.bytes, pending);
-    this.reserved = run.hasMaps ? sumOf(mappings.bytes, mapped) : null;
+    const held = run.held.bytes[lastAtMost(run.held.events, event)] ?? 0;
+    this.reserved = run.hasReserved ? sumOf(mappings.bytes, mapped) + held : null;
     // What takes space, by address.
     this.placed = Int32Array.from([...alive, ...pending]).sort((a, b) => blocks.place[a] - blocks.place[b]);
     this.mapped = Int32Array.from(mapped).sort((a, b) => mappings.place[a] - mappings.place[b]);

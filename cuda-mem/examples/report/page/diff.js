@@ -77,9 +77,9 @@ class DiffView {
     this.sides = runs.map((run) => ({ run, axis: this.axis, curves: curvesOf(run), moment: null, selected: null }));
     this.charts = this.sides.map((side, i) => this.chart(side, byId(i === 0 ? 'bytes-a' : 'bytes-b'), 'AB'[i]));
     this.axis.range.listeners.push(() => this.redraw());
-    const hasMaps = runs.some((run) => run.hasMaps);
+    const hasReserved = runs.some((run) => run.hasReserved);
     legend(byId('legend'), [['line asked', 'asked: live allocations'], ['line used', 'used: asked and pending frees'],
-      ...(hasMaps ? [['line reserved', 'reserved: mapped']] : [])]);
+      ...(hasReserved ? [['line reserved', 'reserved: mapped, or held by pools']] : [])]);
   }
 
   chart(side, container, name) {

@@ -35,15 +35,14 @@ function showMoment(view) {
     { name: 'asked', text: bytesText(state.asked), value: state.asked, note: plural(state.alive.length, 'block') },
     { name: 'used', text: bytesText(state.used), value: state.used, note: plural(state.pending.length, 'pending free') },
   ];
+  if (run.hasReserved) facts.push({ name: 'reserved', text: bytesText(state.reserved), value: state.reserved });
+  else facts.push({ name: 'reserved', text: 'unknown', note: 'not in the log' });
   if (run.hasMaps) {
     facts.push(
-      { name: 'reserved', text: bytesText(state.reserved), value: state.reserved },
       { name: 'free but mapped', text: bytesText(state.freeBytes), value: state.freeBytes, note: plural(state.free.length, 'piece') },
       { name: 'largest free piece', text: bytesText(state.largestFree), value: state.largestFree,
         note: state.freeBytes > 0 ? `${percentText(state.largestFree / state.freeBytes)} of free` : '' },
     );
-  } else {
-    facts.push({ name: 'reserved', text: 'unknown', note: 'no maps in the log' });
   }
   const calls = view.curves.calls?.at(moment) ?? null;
   if (calls !== null) facts.push({ name: 'driver calls so far', text: countText(calls), value: calls });
@@ -85,7 +84,7 @@ class View {
     small('space', space, 'part', 'largest free piece / free mapped bytes');
     small('calls', calls, 'count', 'driver calls since the beginning');
     const askedNote = this.run.hasPending ? 'asked: live allocations' : 'asked and used: live allocations, no pending frees in the log';
-    const notes = { asked: askedNote, used: 'used: asked and pending frees', reserved: 'reserved: mapped' };
+    const notes = { asked: askedNote, used: 'used: asked and pending frees', reserved: 'reserved: mapped, or held by pools' };
     legend(byId('legend'), [
       ...curves.map(({ kind }) => [`line ${kind}`, notes[kind]]).reverse(),
       ...marks.map(({ kind, name }) => [`mark ${kind}`, name]),

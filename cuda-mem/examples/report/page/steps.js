@@ -81,6 +81,19 @@ function lastAtMost(values, limit) {
   return low - 1;
 }
 
+/** Mapped bytes, and what pools hold. */
+function reservedOf({ events, mappings, held }) {
+  const [mapped] = summed(events, mappings.bytes, mappings.mapped, mappings.unmapped);
+  if (held.events.length === 0) return mapped;
+  const values = mapped.values.slice();
+  let bytes = 0;
+  for (let i = 0, next = 0; i < events; i += 1) {
+    for (; next < held.events.length && held.events[next] <= i; next += 1) bytes = held.bytes[next];
+    values[i] += bytes;
+  }
+  return new Steps(values);
+}
+
 /** Sums of what begins and ends with events. */
 function summed(length, bytes, begins, ...allEnds) {
   const make = (finish) => {
@@ -98,11 +111,11 @@ function summed(length, bytes, begins, ...allEnds) {
 
 /** The curves of a run. */
 function curvesOf(run) {
-  const { blocks, mappings, space, calls } = run;
+  const { blocks, space, calls } = run;
   const [asked, used] = summed(run.events, blocks.bytes, blocks.allocated, blocks.requested, blocks.freed);
   const curves = { asked, used, reserved: null, space: null, calls: null };
+  if (run.hasReserved) curves.reserved = reservedOf(run);
   if (run.hasMaps) {
-    [curves.reserved] = summed(run.events, mappings.bytes, mappings.mapped, mappings.unmapped);
     const part = space.bytes.map((bytes, i) => (bytes === 0 ? 1 : space.largest[i] / bytes));
     curves.space = new Steps(part, space.events);
   }

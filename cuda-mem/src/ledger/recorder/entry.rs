@@ -24,7 +24,8 @@ pub enum TraceAction {
     Map,
     /// An arena no longer has memory at this address. If memory moves, a [`Map`](Self::Map) of the same thread follows.
     Unmap,
-    /// How many bytes a pool of the driver holds, in [`bytes`](TraceEntry::bytes). After each change.
+    /// How many bytes a pool of the driver holds, in [`bytes`](TraceEntry::bytes), after an allocation or a trim that changed
+    /// them. The address is the pool's handle.
     Reserved,
     /// A request to release memory; [`bytes`](TraceEntry::bytes) may stay.
     Trim,

@@ -98,7 +98,9 @@ impl Recorded<'_> {
             return;
         };
         if self.to.reserved.swap(bytes, Ordering::Relaxed) != bytes {
-            self.note(TraceAction::Reserved, 0, bytes, 0);
+            // Pools that share a recorder are told apart by their handles.
+            let handle = self.pool.as_raw().addr() as u64;
+            self.note(TraceAction::Reserved, handle, bytes, 0);
         }
     }
 }

@@ -56,12 +56,15 @@ pub struct Timeline {
     pub asked: Peak,
     /// The most bytes of live allocations and pending frees.
     pub used: Peak,
-    /// The most mapped bytes; `None` if the log has no [`Action::Map`].
+    /// The most bytes that were mapped or held by pools; `None` if the log has neither [`Action::Map`] nor
+    /// [`Action::Reserved`].
     pub reserved: Option<Peak>,
     /// Bytes of live allocations at the end.
     pub asked_at_end: u64,
     /// How many allocations are alive at the end.
     pub alive_at_end: usize,
+    /// What all pools hold together, after each [`Action::Reserved`].
+    pub held: Vec<Held>,
     /// Free space at moments that are spread evenly over the events, if the log has mappings.
     pub free_space: Vec<FreeSpace>,
     /// Requests that failed.
@@ -77,6 +80,15 @@ pub struct Timeline {
     pub missing_frees: usize,
     /// Mappings over mapped memory, and unmaps of memory that was not mapped as a whole.
     pub unknown_maps: usize,
+}
+
+/// Bytes that pools hold after an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// The event.
+    pub event: usize,
+    /// The bytes.
+    pub bytes: u64,
 }
 
 /// At most so many moments have their free space computed.
@@ -119,6 +131,9 @@ struct State {
     /// Empty blocks take no space, so that several may have the same address.
     empty: HashMap<u64, Vec<usize>>,
     mapped: Mapped,
+    /// Bytes by pool, and their sum.
+    pools: HashMap<u64, u64>,
+    held: u64,
     asked: u64,
     used: u64,
     reserved_peak: Peak,
@@ -150,13 +165,23 @@ impl State {
             }
             Action::Trim => {}
             Action::DriverCalls => self.out.driver_calls = Some(event.size),
+            Action::Reserved => {
+                let before = self.pools.insert(event.pointer, event.size).unwrap_or(0);
+                self.held = (self.held - before).checked_add(event.size)?;
+                let bytes = self.held;
+                self.out.held.push(Held {
+                    event: index,
+                    bytes,
+                });
+            }
             Action::Dropped => {
                 self.out.lost_events = self.out.lost_events.checked_add(event.size)?
             }
         }
         raise(&mut self.out.asked, self.asked, index);
         raise(&mut self.out.used, self.used, index);
-        raise(&mut self.reserved_peak, self.mapped.bytes(), index);
+        let reserved = self.mapped.bytes().checked_add(self.held)?;
+        raise(&mut self.reserved_peak, reserved, index);
         Some(())
     }
 
@@ -240,7 +265,8 @@ impl State {
     }
 
     fn finish(mut self, has_maps: bool) -> Timeline {
-        self.out.reserved = has_maps.then_some(self.reserved_peak);
+        let is_known = has_maps || !self.out.held.is_empty();
+        self.out.reserved = is_known.then_some(self.reserved_peak);
         self.out.asked_at_end = self.asked;
         let alive = self.out.blocks.iter();
         self.out.alive_at_end = alive.filter(|block| block.requested.is_none()).count();

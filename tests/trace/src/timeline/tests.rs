@@ -252,3 +252,25 @@ fn free_space(event: usize, pages: &BTreeSet<u64>, blocks: &[(u64, u64)]) -> Fre
         largest,
     }
 }
+
+/// What pools hold is counted by pool, and adds to what is mapped.
+#[test]
+fn pools_hold_together() {
+    let found = timeline(
+        "1,0.1,reserved,0x10,100,0\n1,0.2,map,0x1000,7,0\n1,0.3,reserved,0x20,50,0\n\
+         1,0.4,reserved,0x10,0,0\n",
+    );
+    let held: Vec<_> = found
+        .held
+        .iter()
+        .map(|held| (held.event, held.bytes))
+        .collect();
+    assert_eq!(held, [(0, 100), (2, 150), (3, 50)]);
+    assert_eq!(
+        found.reserved,
+        Some(Peak {
+            bytes: 157,
+            event: 2
+        })
+    );
+}
