@@ -51,8 +51,9 @@ impl Observer {
     }
 
     pub(super) fn moved(&self, from: Chunk, to: Chunk) {
-        self.unmapped(from);
-        self.mapped(to);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_move(from.address, to.address, to.bytes);
+        }
     }
 
     pub(super) fn trims(&self, keep: u64) {

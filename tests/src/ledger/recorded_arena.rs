@@ -249,15 +249,14 @@ fn moves_of_memory_are_recorded(env: &Environment) -> Result<()> {
     ensure!(arena.stats().moved > 0, "{}", arena.stats());
     let recording = recorder.recording();
     let entries = &recording.entries()[before..];
-    let (mut unmapped, mut mapped) = (0, 0);
-    for entry in entries {
-        match entry.action {
-            TraceAction::Unmap => unmapped += entry.bytes,
-            TraceAction::Map => mapped += entry.bytes,
-            _ => {}
-        }
-    }
-    ensure!(unmapped > 0 && mapped >= unmapped, "{unmapped}, {mapped}");
+    let pairs = entries.windows(2);
+    let moves = pairs.filter(|pair| {
+        let actions = (pair[0].action, pair[1].action);
+        actions == (TraceAction::Unmap, TraceAction::Map)
+            && (pair[0].time, pair[0].thread) == (pair[1].time, pair[1].thread)
+            && pair[0].bytes == pair[1].bytes
+    });
+    ensure!(moves.count() as u64 == arena.stats().moved, "{entries:?}");
     require_same(&arena, &recorder)?;
     drop((kept, large));
     Ok(())

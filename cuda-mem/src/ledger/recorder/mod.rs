@@ -105,6 +105,14 @@ struct Event {
     action: TraceAction,
 }
 
+/// What a new event has: its action; address, bytes and stream; its line or its frames.
+type New = (
+    TraceAction,
+    (u64, u64, u64),
+    Option<&'static Location<'static>>,
+    u32,
+);
+
 impl Recorder {
     /// Keeps the newest `entries` events in memory; a few thousand more may be kept. Older ones are dropped and
     /// [counted](Recording::dropped). Takes 64 bytes an event.
@@ -245,30 +253,48 @@ impl Recorder {
         }
     }
 
+    /// Records that memory moved: both events have the same time, so that readers see that nothing was lost or gained.
+    pub(crate) fn note_move(&self, from: u64, to: u64, bytes: u64) {
+        let request = |address| (address, bytes, 0);
+        self.push_all([
+            (TraceAction::Unmap, request(from), None, 0),
+            (TraceAction::Map, request(to), None, 0),
+        ]);
+    }
+
     #[inline]
     fn push(
         &self,
         action: TraceAction,
-        (address, bytes, stream): (u64, u64, u64),
+        request: (u64, u64, u64),
         line: Option<&'static Location<'static>>,
         frames: u32,
     ) {
+        self.push_all([(action, request, line, frames)]);
+    }
+
+    #[inline]
+    fn push_all<const N: usize>(&self, new: [New; N]) {
         let thread = thread::number();
         let shard = &self.0.shards[thread as usize % SHARDS];
         let Some(mut events) = shard.0.lock_unless_forked() else {
             return;
         };
-        events.push(Event {
-            ticks: self.0.clock.raw(),
-            address,
-            bytes,
-            stream,
-            line,
-            frames,
-            thread: thread as u32,
-            action,
-        });
-        let is_full = events.len() % CHUNK == 0;
+        let ticks = self.0.clock.raw();
+        let mut is_full = false;
+        for (action, (address, bytes, stream), line, frames) in new {
+            events.push(Event {
+                ticks,
+                address,
+                bytes,
+                stream,
+                line,
+                frames,
+                thread: thread as u32,
+                action,
+            });
+            is_full |= events.len() % CHUNK == 0;
+        }
         drop(events);
         if is_full {
             self.0.collect(shard);
