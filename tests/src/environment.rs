@@ -188,7 +188,11 @@ impl Environment {
     ///
     /// As the driver answers.
     pub fn stream(&self) -> Result<Stream> {
-        Ok(self.context()?.stream()?)
+        let context = self.context()?;
+        if self.backend == Backend::Gpu {
+            make_room_for_streams(&context)?;
+        }
+        Ok(context.stream()?)
     }
 
     /// A new pool there, with default settings.
@@ -217,6 +221,28 @@ impl Environment {
             .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
             .build()?)
     }
+}
+
+/// How many streams a GPU is asked for before the first test gets one; 128 without it.
+const STREAMS: &str = "CUDA_MEM_TEST_STREAMS";
+
+/// Makes many streams once and destroys them, before any test holds a stream: the driver keeps what it needed for them.
+/// Otherwise a later stream may have to wait for the held ones (R176).
+fn make_room_for_streams(context: &Context) -> Result<()> {
+    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
+    let make = || -> Result<()> {
+        let count = match std::env::var(STREAMS) {
+            Ok(count) => count
+                .parse()
+                .with_context(|| format!("{STREAMS} is {count:?}"))?,
+            Err(_) => 128,
+        };
+        let streams = (0..count).map(|_| context.stream());
+        streams.collect::<cuda_mem::Result<Vec<_>>>()?;
+        Ok(())
+    };
+    let made = MADE.get_or_init(|| make().map_err(|error| format!("{error:#}")));
+    made.clone().map_err(|error| anyhow::anyhow!("{error}"))
 }
 
 /// Why there is no GPU to test on. What was tried in vain on a machine without a driver is no news.

@@ -179,8 +179,9 @@ pub fn suite(suite: &Suite) -> ExitCode {
         }
     };
     if env.backend == Backend::Gpu {
-        let most = arguments.test_threads.unwrap_or_else(cores);
-        arguments.test_threads = Some(most.min(MAX_GPU_TESTS));
+        // A number on the command line is obeyed.
+        let most = || cores().min(MAX_GPU_TESTS);
+        arguments.test_threads = Some(arguments.test_threads.unwrap_or_else(most));
     }
     let (tests, is_enough) = chosen_tests(suite, env);
     // This calls the driver, and is no call of a test.

@@ -31,7 +31,8 @@ class Programs(unittest.TestCase):
         self.assertEqual(ended.returncode, 0)
         for name in ("doctor", "replay", "report", "record"):
             self.assertIn(f"\n  {name} ", ended.stdout)
-        self.assertEqual(command("teapot").returncode, 2)
+        for wrong in (["teapot"], ["record"], ["record", "--stacks", "log.csv"], ["record", "--teapot", "log.csv", "x.py"]):
+            self.assertEqual(command(*wrong).returncode, 2, wrong)
 
 
 if __name__ == "__main__":
