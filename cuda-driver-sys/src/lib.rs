@@ -55,6 +55,12 @@ mod names;
     reason = "the names of NVML, as its reference has them"
 )]
 pub mod nvml;
+#[allow(
+    non_camel_case_types,
+    non_snake_case,
+    reason = "the names of NVTX, as its headers have them"
+)]
+pub mod nvtx;
 mod opening;
 mod resolve;
 mod version;

@@ -30,6 +30,12 @@ pub enum AttemptFailure {
     NotNvml,
     /// It opened, but exports no `gdr_open`: not the library of gdrcopy.
     NotGdr,
+    /// It opened, but exports no `InitializeInjectionNvtxExtension`: not a tool for extensions of NVTX.
+    NotNvtx,
+    /// The tool refused to be told of memory, or is of another version of NVTX's extension.
+    NvtxRefused,
+    /// The tool takes extensions of NVTX, but not all functions for memory.
+    NvtxWithoutMemory,
 }
 
 impl fmt::Display for AttemptFailure {
@@ -46,6 +52,15 @@ impl fmt::Display for AttemptFailure {
             Self::NotADriver => f.write_str("it exports no cuInit, so it is not a CUDA driver"),
             Self::NotNvml => f.write_str("it exports no nvmlInit_v2, so it is not NVML"),
             Self::NotGdr => f.write_str("it exports no gdr_open, so it is not gdrcopy's library"),
+            Self::NotNvtx => f.write_str(
+                "it exports no InitializeInjectionNvtxExtension, so it is no tool for extensions of NVTX",
+            ),
+            Self::NvtxRefused => f.write_str(
+                "it refused NVTX's memory extension (compatibility number 0x102)",
+            ),
+            Self::NvtxWithoutMemory => {
+                f.write_str("it has no functions for NVTX's memory extension")
+            }
         }
     }
 }
