@@ -29,10 +29,11 @@ impl Artifact {
 const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
 /// The packages whose library or programs these need beside them.
-const HELPERS: [&str; 6] = [
+const HELPERS: [&str; 7] = [
     "cuda-sim",
     "cuda-sim-gdr",
     "cuda-sim-nvml",
+    "cuda-sim-nvtx",
     "cuda-mem-report",
     "cuda-mem-tests",
     "cuda-mem-probe",
