@@ -9,7 +9,6 @@ use super::backing::{Backing, Kind, Upstream, Vmm};
 use super::cache_table::CacheTable;
 use super::late_waits::LateWaits;
 use super::moves::Moves;
-use super::observer::Observer;
 use super::pin::Pins;
 use super::{Arena, Central, Inner, thread};
 use crate::base::error::{Error, Result};
@@ -51,7 +50,7 @@ pub struct ArenaBuilder {
     peers: Vec<Device>,
     fallback: Fallback,
     background: bool,
-    observer: Observer,
+    recorder: Option<Recorder>,
 }
 
 /// Where an arena's memory comes from.
@@ -75,7 +74,7 @@ impl ArenaBuilder {
             peers: Vec::new(),
             fallback: Fallback::default(),
             background: false,
-            observer: Observer::default(),
+            recorder: None,
         }
     }
 
@@ -245,7 +244,7 @@ impl ArenaBuilder {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn record(mut self, recorder: &Recorder) -> Self {
-        self.observer.record(recorder);
+        self.recorder = Some(recorder.clone());
         self
     }
 
@@ -318,7 +317,7 @@ impl ArenaBuilder {
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            let backing = Backing::new(Kind::Vmm(vmm), self.observer);
+            let backing = Backing::new(Kind::Vmm(vmm), self.recorder);
             return Ok(assemble(backing, properties, self.reuse, sizes));
         }
         if self.fallback == Fallback::Refuse || !peers.is_empty() {
@@ -330,7 +329,7 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let kind = Kind::Upstream(Upstream::new(upstream, max));
-        let backing = Backing::new(kind, self.observer);
+        let backing = Backing::new(kind, self.recorder);
         Ok(assemble(backing, properties, self.reuse, sizes))
     }
 
@@ -349,7 +348,7 @@ impl ArenaBuilder {
             growth_wait: self.growth_wait,
         };
         let kind = Kind::Upstream(Upstream::new(upstream, self.max));
-        let backing = Backing::new(kind, self.observer);
+        let backing = Backing::new(kind, self.recorder);
         Ok(assemble(backing, properties, self.reuse, sizes))
     }
 
@@ -357,7 +356,7 @@ impl ArenaBuilder {
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
         let kind = Kind::Upstream(Upstream::new(upstream, u64::MAX));
-        let backing = Backing::new(kind, Observer::default());
+        let backing = Backing::new(kind, None);
         let sizes = Sizes {
             initial: 0,
             slack: SLACK,

@@ -45,6 +45,7 @@ mod pin;
 pub(crate) mod random;
 mod recorded_events;
 mod refill;
+mod regions;
 mod remote_queue;
 mod resource;
 mod size_classes;

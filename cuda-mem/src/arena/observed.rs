@@ -15,7 +15,7 @@ use crate::stream::Stream;
 impl Inner {
     /// The mark with which a cache is noted in a stream's slot. There are never so many arenas that these meet.
     pub(super) fn note_mark(&self) -> u32 {
-        if self.backing.observer.is_on() {
+        if self.backing.observer.begin() {
             !self.number
         } else {
             self.number

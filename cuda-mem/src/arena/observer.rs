@@ -3,20 +3,24 @@
 #![forbid(unsafe_code)]
 
 use std::panic::Location;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::backing::Chunk;
+use super::regions::Regions;
 use crate::base::error::Result;
-use crate::ledger::{Recorder, TraceAction};
+use crate::base::lock::LockedOnce;
+use crate::ledger::{Recorder, TraceAction, nvtx};
 use crate::stream::Stream;
 
 /// Is told of every block, and of the memory that blocks lie in.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Observer {
     recorder: Option<Recorder>,
+    /// What a tool is told, if there is one. Decided at the first request: CUDA is initialised then.
+    regions: LockedOnce<Option<Regions>>,
+    is_on: AtomicBool,
     /// The driver calls that were recorded last.
-    calls: Arc<AtomicU64>,
+    calls: AtomicU64,
 }
 
 /// The driver's handle of a stream, as a number.
@@ -25,14 +29,35 @@ fn number(stream: &Stream) -> u64 {
 }
 
 impl Observer {
-    pub(super) fn record(&mut self, recorder: &Recorder) {
-        self.recorder = Some(recorder.clone());
+    pub(super) fn new(recorder: Option<Recorder>) -> Self {
+        Self {
+            is_on: AtomicBool::new(recorder.is_some()),
+            recorder,
+            regions: LockedOnce::new(),
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    /// As [`is_on`](Self::is_on), and looks for a tool the first time. To be asked before the first block is allocated.
+    pub(super) fn begin(&self) -> bool {
+        let regions = self
+            .regions
+            .get_or_try_init(|| Ok(nvtx::tool().map(Regions::new)));
+        if matches!(regions, Ok(Some(_))) {
+            self.is_on.store(true, Ordering::Relaxed);
+        }
+        self.is_on()
     }
 
     /// Whether it has to see every block.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
-        self.recorder.is_some()
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn regions(&self) -> Option<&Regions> {
+        self.regions.get().ok().flatten()?.as_ref()
     }
 
     #[inline]
@@ -44,10 +69,16 @@ impl Observer {
 
     pub(super) fn mapped(&self, chunk: Chunk) {
         self.note(TraceAction::Map, chunk.address, chunk.bytes, 0);
+        if let Some(regions) = self.regions() {
+            regions.mapped(chunk);
+        }
     }
 
     pub(super) fn unmapped(&self, chunk: Chunk) {
         self.note(TraceAction::Unmap, chunk.address, chunk.bytes, 0);
+        if let Some(regions) = self.regions() {
+            regions.unmapped(chunk);
+        }
     }
 
     pub(super) fn moved(&self, from: Chunk, to: Chunk) {
@@ -69,35 +100,49 @@ impl Observer {
         stream: &Stream,
         line: &'static Location<'static>,
     ) {
-        let Some(recorder) = &self.recorder else {
-            return;
-        };
         let (action, address) = match answer {
             Ok(0) => return,
             Ok(address) => (TraceAction::Allocate, *address),
             Err(_) => (TraceAction::AllocateFailure, 0),
         };
-        recorder.note_request(action, address, bytes, number(stream), line);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_request(action, address, bytes, number(stream), line);
+        }
+        if address != 0
+            && let Some(regions) = self.regions()
+        {
+            regions.allocated(address, bytes, Some(line));
+        }
     }
 
     /// A block is about to be freed.
     #[inline]
     pub(super) fn frees(&self, address: u64, bytes: u64, stream: &Stream) {
         self.note(TraceAction::Free, address, bytes, number(stream));
+        if let Some(regions) = self.regions() {
+            regions.freed(address);
+        }
     }
 
     /// A block that was said to be freed is still allocated.
     #[cold]
     pub(super) fn not_freed(&self, address: u64, bytes: u64, stream: &Stream) {
         self.note(TraceAction::Allocate, address, bytes, number(stream));
+        if let Some(regions) = self.regions() {
+            regions.allocated(address, bytes, None);
+        }
     }
 
+    /// For a tool it is still a block: the work of other streams may use it.
     pub(super) fn parked(&self, address: u64, bytes: u64, stream: &Stream) {
         self.note(TraceAction::FreeRequested, address, bytes, number(stream));
     }
 
     pub(super) fn released_parked(&self, address: u64, bytes: u64) {
         self.note(TraceAction::FreeCompleted, address, bytes, 0);
+        if let Some(regions) = self.regions() {
+            regions.freed(address);
+        }
     }
 
     /// The arena has made this many driver calls.

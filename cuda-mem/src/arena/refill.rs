@@ -96,7 +96,7 @@ impl Inner {
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
-        if self.backing.observer.is_on() {
+        if self.backing.observer.begin() {
             return self.allocate_observed(layout, stream);
         }
         let allocated = self.find_or_grow(layout, stream);

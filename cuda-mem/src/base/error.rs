@@ -9,6 +9,7 @@ mod gdr;
 mod kind;
 mod memory;
 mod nvml;
+mod nvtx;
 #[cfg(test)]
 mod tests;
 
@@ -310,6 +311,7 @@ impl Error {
             Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
             Cause::GdrLoad(_) | Cause::GdrClosed(_) => ErrorKind::GdrMissing,
             Cause::Errno { error, .. } => gdr::kind_of_errno(error),
+            Cause::NvtxLoad(error) => nvtx::kind_of(error),
             Cause::NoWindow(_) => ErrorKind::NoWindow,
             Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::GdrLacks(_) => {
                 ErrorKind::SymbolMissing
@@ -430,6 +432,12 @@ impl From<LoadError> for Error {
 impl From<cuda_driver_sys::nvml::NvmlLoadError> for Error {
     fn from(error: cuda_driver_sys::nvml::NvmlLoadError) -> Self {
         Self::from(Cause::NvmlLoad(error))
+    }
+}
+
+impl From<cuda_driver_sys::nvtx::NvtxLoadError> for Error {
+    fn from(error: cuda_driver_sys::nvtx::NvtxLoadError) -> Self {
+        Self::from(Cause::NvtxLoad(error))
     }
 }
 

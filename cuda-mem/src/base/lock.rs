@@ -137,6 +137,14 @@ impl<T> LockedOnce<T> {
         }
         self.0.get_or_try_init(make)
     }
+
+    /// The value, if there is one. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    pub(crate) fn get(&self) -> Result<Option<&T>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        Ok(self.0.get())
+    }
 }
 
 #[cfg(all(test, unix))]

@@ -17,6 +17,7 @@ pub(crate) mod csv;
 mod exit;
 mod kind;
 mod level;
+pub(crate) mod nvtx;
 mod recorder;
 mod scope;
 mod summary;

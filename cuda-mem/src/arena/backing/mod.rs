@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
+use crate::ledger::Recorder;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 
@@ -50,8 +51,11 @@ pub(super) enum Kind {
 }
 
 impl Backing {
-    pub(super) fn new(kind: Kind, observer: Observer) -> Self {
-        Self { kind, observer }
+    pub(super) fn new(kind: Kind, recorder: Option<Recorder>) -> Self {
+        Self {
+            kind,
+            observer: Observer::new(recorder),
+        }
     }
 
     /// The address of the next chunk of this size, if known in advance. The chunk will extend memory that ends there.
@@ -97,7 +101,7 @@ impl Backing {
             Kind::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
             Kind::Upstream(upstream) => upstream.grow(bytes, stream),
         }?;
-        self.observer.mapped(grown);
+        self.tell_of(grown);
         Ok(grown)
     }
 
@@ -106,10 +110,20 @@ impl Backing {
         match &self.kind {
             Kind::Vmm(vmm) => {
                 let grown = vmm.grow(Some(at), bytes, context).ok()?;
-                self.observer.mapped(grown);
+                self.tell_of(grown);
                 Some(grown)
             }
             Kind::Upstream(_) => None,
+        }
+    }
+
+    /// Tells the observer of new memory, in the chunks in which it may move or go back.
+    fn tell_of(&self, grown: Chunk) {
+        if self.observer.is_on() {
+            let chunks = self.chunks_in(grown.address, grown.end());
+            chunks
+                .into_iter()
+                .for_each(|chunk| self.observer.mapped(chunk));
         }
     }
 
@@ -158,7 +172,21 @@ impl Backing {
     /// Gives all physical memory back, and keeps the addresses.
     pub(super) fn sleep(&self, contents: SleepContents, stream: &Stream) -> Result<()> {
         match &self.kind {
-            Kind::Vmm(vmm) => self.observing_chunks(|| vmm.sleep(contents, stream)),
+            Kind::Vmm(vmm) => {
+                if !self.observer.is_on() {
+                    return vmm.sleep(contents, stream);
+                }
+                // A tool would object to copies of whole chunks, and to an end of their memory.
+                let before = self.chunks_in(0, u64::MAX);
+                before
+                    .iter()
+                    .for_each(|chunk| self.observer.unmapped(*chunk));
+                let slept = vmm.sleep(contents, stream);
+                let kept = self.chunks_in(0, u64::MAX);
+                kept.into_iter()
+                    .for_each(|chunk| self.observer.mapped(chunk));
+                slept
+            }
             Kind::Upstream(_) => Ok(()),
         }
     }
@@ -166,24 +194,19 @@ impl Backing {
     /// Takes memory again for the sleeping addresses.
     pub(super) fn wake(&self, stream: &Stream) -> Result<()> {
         match &self.kind {
-            Kind::Vmm(vmm) => self.observing_chunks(|| vmm.wake(stream)),
+            Kind::Vmm(vmm) => {
+                if !self.observer.is_on() {
+                    return vmm.wake(stream);
+                }
+                let before = self.chunks_in(0, u64::MAX);
+                let woken = vmm.wake(stream);
+                let after = self.chunks_in(0, u64::MAX).into_iter();
+                let gained = after.filter(|chunk| !before.contains(chunk));
+                gained.for_each(|chunk| self.observer.mapped(chunk));
+                woken
+            }
             Kind::Upstream(_) => Ok(()),
         }
-    }
-
-    /// Tells the observer which chunks a call has gained and lost.
-    fn observing_chunks<T>(&self, call: impl FnOnce() -> T) -> T {
-        if !self.observer.is_on() {
-            return call();
-        }
-        let before = self.chunks_in(0, u64::MAX);
-        let answer = call();
-        let after = self.chunks_in(0, u64::MAX);
-        let lost = before.iter().filter(|chunk| !after.contains(chunk));
-        lost.for_each(|chunk| self.observer.unmapped(*chunk));
-        let gained = after.iter().filter(|chunk| !before.contains(chunk));
-        gained.for_each(|chunk| self.observer.mapped(*chunk));
-        answer
     }
 
     /// Addresses for this many bytes; `None` on failure, and with an upstream.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use cuda_driver_sys::gdr::GdrLoadError;
 use cuda_driver_sys::nvml::{NvmlLoadError, nvmlReturn_t};
+use cuda_driver_sys::nvtx::NvtxLoadError;
 use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
 
 use super::kind::{advice, kind_of};
@@ -30,6 +31,8 @@ pub(super) enum Cause {
     },
     #[error(transparent)]
     GdrLoad(#[from] GdrLoadError),
+    #[error(transparent)]
+    NvtxLoad(#[from] NvtxLoadError),
     #[error("gdrcopy's library has no {0}; install a newer one")]
     GdrLacks(&'static str),
     #[error("gdrcopy's library did not open /dev/gdrdrv: {words}. {hint}", words = gdr::words(.0), hint = gdr::hint(.0))]

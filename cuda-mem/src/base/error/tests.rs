@@ -5,6 +5,7 @@ use std::io;
 
 use cuda_driver_sys::gdr;
 use cuda_driver_sys::nvml::{self, nvmlReturn_t};
+use cuda_driver_sys::nvtx;
 use cuda_driver_sys::{CUresult, CudaVersion, MissingSymbol};
 
 use super::{Attempt, Cause, Error, ErrorKind, Failed, OutOfMemory, Refusal, Remedy, took_effect};
@@ -18,6 +19,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::NvmlLacks(_) => "NvmlLacks",
         Cause::Nvml { .. } => "Nvml",
         Cause::GdrLoad(_) => "GdrLoad",
+        Cause::NvtxLoad(_) => "NvtxLoad",
         Cause::GdrLacks(_) => "GdrLacks",
         Cause::GdrClosed(_) => "GdrClosed",
         Cause::Errno { .. } => "Errno",
@@ -47,7 +49,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 31;
+const VARIANTS: usize = 32;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -71,6 +73,8 @@ fn samples() -> Vec<Error> {
     let nvml = unsafe { nvml::load_from("/nowhere/b.so") };
     // SAFETY: as above.
     let gdr = unsafe { gdr::load_from("/nowhere/c.so") };
+    // SAFETY: as above.
+    let nvtx = unsafe { nvtx::load_from("/nowhere/d.so") };
     let causes = [
         Cause::Load(driver.expect_err("no such file")),
         Cause::Missing(MissingSymbol::new("cuMemPoolCreate")),
@@ -82,6 +86,7 @@ fn samples() -> Vec<Error> {
             asked: asked(),
         },
         Cause::GdrLoad(gdr.expect_err("no such file")),
+        Cause::NvtxLoad(nvtx.expect_err("no such file")),
         Cause::GdrLacks("gdr_open"),
         Cause::GdrClosed(gone()),
         Cause::Errno {

@@ -1,4 +1,4 @@
-//! The only place that calls the driver, NVML or gdrcopy's library: one thin function per call.
+//! The only place that calls the driver, NVML, gdrcopy's library or a tool of NVTX: one thin function per call.
 //!
 //! Out-parameters become return values and the result code becomes a `Result`; nothing else
 //! happens here. Each function is `unsafe` with the driver's own preconditions.
@@ -20,6 +20,7 @@ pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod module;
 pub(crate) mod nvml;
+pub(crate) mod nvtx;
 pub(crate) mod pointer;
 pub(crate) mod pool;
 pub(crate) mod stream;

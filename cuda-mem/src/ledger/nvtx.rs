@@ -1,0 +1,127 @@
+//! The tool that is told of blocks through NVTX, if there is one.
+
+use std::ffi::CStr;
+use std::io::Write as _;
+use std::path::Path;
+
+use cuda_driver_sys::AttemptFailure;
+use cuda_driver_sys::nvtx::{self, NvtxLoadError, NvtxTool};
+
+use super::Ledger;
+use crate::base::error::{Error, Result};
+use crate::base::lock::LockedOnce;
+use crate::driver::raw;
+use crate::driver::raw::nvtx::Heap;
+
+/// `off` keeps arenas from telling a tool.
+const VARIABLE: &str = "CUDA_MEM_NVTX";
+
+type Found = Result<Option<&'static NvtxTool>, NvtxLoadError>;
+
+/// What was found; unset until something asks with [`tool`].
+static FOUND: LockedOnce<Found> = LockedOnce::new();
+
+impl Ledger {
+    /// The library of the tool that arenas tell of their blocks, such as compute-sanitizer's. `None` if no tool asks to be
+    /// told, if `CUDA_MEM_NVTX` is `off`, or if no arena has allocated yet: the first one attaches to the tool that
+    /// `NVTX_INJECTION64_PATH` names.
+    ///
+    /// # Errors
+    ///
+    /// Why the tool that asked cannot be told: [`NotFound`](crate::ErrorKind::NotFound) if its library cannot be
+    /// opened, [`NotSupported`](crate::ErrorKind::NotSupported) if it does not take NVTX's memory extension;
+    /// [`Forked`](crate::ErrorKind::Forked) in a fork.
+    ///
+    /// ```
+    /// use cuda_mem::ledger::Ledger;
+    ///
+    /// match Ledger::nvtx_tool() {
+    ///     Ok(Some(tool)) => println!("{} sees the blocks of arenas", tool.display()),
+    ///     Ok(None) => {}
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// ```
+    #[doc(alias("nvtxMemHeapRegister", "nvtxMemRegionsRegister"))]
+    pub fn nvtx_tool() -> Result<Option<&'static Path>> {
+        match FOUND.get()? {
+            None => Ok(None),
+            Some(Ok(tool)) => Ok(tool.map(NvtxTool::path)),
+            Some(Err(error)) => Err(Error::from(error.clone())),
+        }
+    }
+}
+
+/// A tool that wants to be told. Its functions note addresses, and access no memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tool(&'static NvtxTool);
+
+/// The tool, attached to by the first call. A failure is written to the standard error stream then, because a program
+/// that runs under a tool should not go unchecked unnoticed. CUDA must be initialised.
+pub(crate) fn tool() -> Option<Tool> {
+    let found = FOUND.get_or_try_init(|| Ok(attach())).ok()?;
+    let tool = found.as_ref().ok()?;
+    tool.map(Tool)
+}
+
+fn attach() -> Found {
+    if !is_wanted() {
+        return Ok(None);
+    }
+    let found = nvtx::load();
+    if let Err(error) = &found {
+        // Tools that take other parts of NVTX name themselves by the same variable; they lack nothing.
+        let is_wrong = !matches!(
+            error.attempt().reason,
+            AttemptFailure::NvtxRefused | AttemptFailure::NvtxWithoutMemory
+        );
+        if is_wrong {
+            let _ = writeln!(std::io::stderr(), "{error}");
+        }
+    }
+    found
+}
+
+/// Whether the environment allows it.
+fn is_wanted() -> bool {
+    let text = std::env::var_os(VARIABLE).unwrap_or_default();
+    match text.to_string_lossy().trim() {
+        "off" => false,
+        "" | "on" => true,
+        other => {
+            let _ = writeln!(
+                std::io::stderr(),
+                "{VARIABLE} is ignored: it is {other:?}, and may be on or off"
+            );
+            true
+        }
+    }
+}
+
+impl Tool {
+    /// `None` if the tool refuses the heap.
+    pub(crate) fn register_heap(self, address: u64, bytes: u64) -> Option<Heap> {
+        // SAFETY: the tool filled the table in.
+        unsafe { raw::nvtx::register_heap(self.0.table(), address, bytes) }
+    }
+
+    /// The heap's regions must have ended.
+    pub(crate) fn unregister_heap(self, heap: Heap) {
+        // SAFETY: the tool filled the table in. NVTX lets a tool ignore a heap that it does not have.
+        unsafe { raw::nvtx::unregister_heap(self.0.table(), heap) };
+    }
+
+    /// A region of a heap, with its name.
+    pub(crate) fn register_region(self, heap: Heap, address: u64, bytes: u64, name: Option<&CStr>) {
+        // SAFETY: the tool filled the table in. Where the region lies is the tool's to judge: it accesses nothing.
+        unsafe { raw::nvtx::register_region(self.0.table(), heap, address, bytes) };
+        if let Some(name) = name {
+            // SAFETY: the tool filled the table in, and was just told of a region that begins there.
+            unsafe { raw::nvtx::name_region(self.0.table(), address, name) };
+        }
+    }
+
+    pub(crate) fn unregister_region(self, address: u64) {
+        // SAFETY: the tool filled the table in, and judges addresses of which it was not told.
+        unsafe { raw::nvtx::unregister_region(self.0.table(), address) };
+    }
+}
