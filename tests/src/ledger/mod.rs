@@ -4,6 +4,8 @@ mod ends;
 mod environment;
 mod leaks;
 mod levels;
+#[cfg(target_os = "linux")]
+mod nvtx;
 mod recorded_arena;
 mod recorder;
 mod telemetry;

@@ -101,7 +101,12 @@ impl Replayed {
 }
 
 /// A random program: sizes of all kinds, frees on other streams, trims.
-fn run(arena: &Arena, env: &Environment, seed: u64, count: usize) -> Result<Vec<DeviceBuffer<u8>>> {
+pub(super) fn run(
+    arena: &Arena,
+    env: &Environment,
+    seed: u64,
+    count: usize,
+) -> Result<Vec<DeviceBuffer<u8>>> {
     let mut draws = Draws::new(seed);
     let streams = [env.stream()?, env.stream()?];
     let mut kept: Vec<DeviceBuffer<u8>> = Vec::new();
@@ -131,7 +136,7 @@ fn run(arena: &Arena, env: &Environment, seed: u64, count: usize) -> Result<Vec<
     Ok(kept)
 }
 
-fn require_same(arena: &Arena, recorder: &Recorder) -> Result<()> {
+pub(super) fn require_same(arena: &Arena, recorder: &Recorder) -> Result<()> {
     let recording = recorder.recording();
     ensure!(recording.dropped() == 0, "{}", recording.dropped());
     let replayed = Replayed::of(&recording)?;
