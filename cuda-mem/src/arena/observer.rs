@@ -11,6 +11,7 @@ use crate::base::error::Result;
 use crate::base::lock::LockedOnce;
 use crate::ledger::{Recorder, TraceAction, nvtx};
 use crate::stream::Stream;
+use crate::stream::context::Context;
 
 /// Is told of every block, and of the memory that blocks lie in.
 #[derive(Debug)]
@@ -67,23 +68,36 @@ impl Observer {
         }
     }
 
-    pub(super) fn mapped(&self, chunk: Chunk) {
+    /// `context` is one that the memory is mapped in, if there is one at hand.
+    pub(super) fn mapped(&self, chunk: Chunk, context: Option<&Context>) {
         self.note(TraceAction::Map, chunk.address, chunk.bytes, 0);
-        if let Some(regions) = self.regions() {
-            regions.mapped(chunk);
-        }
+        self.heap_begins(chunk, context);
     }
 
     pub(super) fn unmapped(&self, chunk: Chunk) {
         self.note(TraceAction::Unmap, chunk.address, chunk.bytes, 0);
+        self.heap_ends(chunk);
+    }
+
+    pub(super) fn moved(&self, from: Chunk, to: Chunk, context: &Context) {
+        if let Some(recorder) = &self.recorder {
+            recorder.note_move(from.address, to.address, to.bytes);
+        }
+        self.heap_ends(from);
+        self.heap_begins(to, Some(context));
+    }
+
+    fn heap_begins(&self, chunk: Chunk, context: Option<&Context>) {
         if let Some(regions) = self.regions() {
-            regions.unmapped(chunk);
+            // compute-sanitizer takes a heap only for the current context.
+            let _current = context.and_then(|context| context.bind().ok());
+            regions.mapped(chunk);
         }
     }
 
-    pub(super) fn moved(&self, from: Chunk, to: Chunk) {
-        if let Some(recorder) = &self.recorder {
-            recorder.note_move(from.address, to.address, to.bytes);
+    fn heap_ends(&self, chunk: Chunk) {
+        if let Some(regions) = self.regions() {
+            regions.unmapped(chunk);
         }
     }
 

@@ -101,7 +101,7 @@ impl Backing {
             Kind::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
             Kind::Upstream(upstream) => upstream.grow(bytes, stream),
         }?;
-        self.tell_of(grown);
+        self.tell_of(grown, stream.context());
         Ok(grown)
     }
 
@@ -110,7 +110,7 @@ impl Backing {
         match &self.kind {
             Kind::Vmm(vmm) => {
                 let grown = vmm.grow(Some(at), bytes, context).ok()?;
-                self.tell_of(grown);
+                self.tell_of(grown, context);
                 Some(grown)
             }
             Kind::Upstream(_) => None,
@@ -118,12 +118,12 @@ impl Backing {
     }
 
     /// Tells the observer of new memory, in the chunks in which it may move or go back.
-    fn tell_of(&self, grown: Chunk) {
+    fn tell_of(&self, grown: Chunk, context: &Context) {
         if self.observer.is_on() {
             let chunks = self.chunks_in(grown.address, grown.end());
             chunks
                 .into_iter()
-                .for_each(|chunk| self.observer.mapped(chunk));
+                .for_each(|chunk| self.observer.mapped(chunk, Some(context)));
         }
     }
 
@@ -157,7 +157,7 @@ impl Backing {
         };
         // SAFETY: the caller guarantees the same.
         let came = unsafe { vmm.relocate(chunk, to, context) }?;
-        self.observer.moved(chunk, came);
+        self.observer.moved(chunk, came, context);
         Some(came)
     }
 
@@ -184,7 +184,7 @@ impl Backing {
                 let slept = vmm.sleep(contents, stream);
                 let kept = self.chunks_in(0, u64::MAX);
                 kept.into_iter()
-                    .for_each(|chunk| self.observer.mapped(chunk));
+                    .for_each(|chunk| self.observer.mapped(chunk, Some(stream.context())));
                 slept
             }
             Kind::Upstream(_) => Ok(()),
@@ -202,7 +202,7 @@ impl Backing {
                 let woken = vmm.wake(stream);
                 let after = self.chunks_in(0, u64::MAX).into_iter();
                 let gained = after.filter(|chunk| !before.contains(chunk));
-                gained.for_each(|chunk| self.observer.mapped(chunk));
+                gained.for_each(|chunk| self.observer.mapped(chunk, Some(stream.context())));
                 woken
             }
             Kind::Upstream(_) => Ok(()),
@@ -248,7 +248,7 @@ impl Backing {
             Kind::Upstream(upstream) => unsafe { upstream.release(chunk) },
         };
         if self.is_kept(&released) {
-            self.observer.mapped(chunk);
+            self.observer.mapped(chunk, None);
         }
         released
     }

@@ -2,7 +2,8 @@
 //! they report no errors.
 //!
 //! NVTX's rules: any thread may call; what a call points at is read during the call and not kept; addresses are only
-//! noted, and never accessed. compute-sanitizer also wants CUDA to be initialised first.
+//! noted, and never accessed. compute-sanitizer also wants CUDA to be initialised first, and accepts a heap only while a
+//! context is current.
 
 use std::ffi::{CStr, c_void};
 
