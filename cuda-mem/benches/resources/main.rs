@@ -24,6 +24,10 @@ fn main() -> Result<()> {
     let (driver, backend) = open()?;
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
+    if has(watched::TOLD) {
+        println!("{}", watched::told(&device, &stream)?);
+        return Ok(());
+    }
     let heading = format!(
         "back end: {backend}, {}, CUDA {}, {}",
         device.name()?,

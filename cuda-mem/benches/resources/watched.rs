@@ -4,8 +4,10 @@ use std::alloc::Layout;
 use std::hint::black_box;
 use std::time::Instant;
 
-use anyhow::Result;
-use cuda_mem::ledger::Recorder;
+#[cfg(target_os = "linux")]
+use anyhow::Context as _;
+use anyhow::{Result, ensure};
+use cuda_mem::ledger::{Ledger, Recorder};
 use cuda_mem::{Arena, Device, MemoryResource, Stream};
 use serde_json::{Value, json};
 
@@ -13,7 +15,8 @@ use crate::common::middle;
 
 pub(crate) const METHOD: &str = "nanoseconds for one allocate + free of 1 KiB from an arena, one thread: medians of \
      1001 rounds of 1000 pairs after 50 rounds of warm-up; all arenas take turns; the cost is the median of the \
-     rounds' own differences from the arena that nothing watches";
+     rounds' own differences from the arena that nothing watches. An arena under the simulated tool of NVTX is in a \
+     process of its own, with a tenth of the rounds; its cost is the difference of the medians";
 
 const ROUNDS: usize = 1001;
 const WARM_UP: usize = 50;
@@ -24,6 +27,9 @@ pub(crate) struct Row {
     pair_ns: f64,
     cost_ns: f64,
 }
+
+/// The option of the process under the tool. It prints the median.
+pub(crate) const TOLD: &str = "--told";
 
 fn round(arena: &Arena, stream: &Stream, layout: Layout) -> Result<f64> {
     let start = Instant::now();
@@ -67,13 +73,60 @@ pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
         }
     }
     let rows = arenas.iter().zip(pairs).zip(costs);
-    Ok(rows
+    let mut rows: Vec<Row> = rows
         .map(|(((name, _), pairs), costs)| Row {
             name,
             pair_ns: middle(pairs),
             cost_ns: middle(costs),
         })
-        .collect())
+        .collect();
+    let plain = rows.first().map_or(f64::NAN, |row| row.pair_ns);
+    if let Some(pair_ns) = under_tool()? {
+        rows.push(Row {
+            name: "told to a tool",
+            pair_ns,
+            cost_ns: pair_ns - plain,
+        });
+    }
+    Ok(rows)
+}
+
+/// What a pair costs in a process under the simulated tool; `None` if that was not built.
+#[cfg(target_os = "linux")]
+fn under_tool() -> Result<Option<f64>> {
+    let Some(tool) = nvtx_sim::library_path() else {
+        return Ok(None);
+    };
+    let output = std::process::Command::new(std::env::current_exe()?)
+        .arg(TOLD)
+        .env(cuda_mem::sys::nvtx::NVTX_INJECTION_VARIABLE, tool)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let last = text.lines().last().unwrap_or_default();
+    Ok(Some(last.parse().with_context(|| {
+        format!("{text}{}", String::from_utf8_lossy(&output.stderr))
+    })?))
+}
+
+/// There is no simulated tool elsewhere.
+#[cfg(not(target_os = "linux"))]
+fn under_tool() -> Result<Option<f64>> {
+    Ok(None)
+}
+
+/// The part of the process under the tool.
+pub(crate) fn told(device: &Device, stream: &Stream) -> Result<f64> {
+    let layout = Layout::from_size_align(1024, 256)?;
+    let arena = Arena::builder(device).build()?;
+    let mut pairs = Vec::new();
+    for turn in 0..(WARM_UP + ROUNDS) / 10 {
+        let ns = round(&arena, stream, layout)?;
+        if turn >= WARM_UP / 10 {
+            pairs.push(ns);
+        }
+    }
+    ensure!(Ledger::nvtx_tool()?.is_some(), "no tool is told");
+    Ok(middle(pairs))
 }
 
 pub(crate) fn json(rows: &[Row]) -> Value {
