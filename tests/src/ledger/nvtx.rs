@@ -286,6 +286,9 @@ fn a_fork_tells_nothing(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// What is found, with these variables, and parts of what is said.
+type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [&'a str]);
+
 /// Whatever the variable names, the arena works; the reason can be had.
 #[apply(case)]
 fn tools_that_cannot_be_told_are_left_alone(env: &Environment) -> Result<()> {
@@ -318,7 +321,7 @@ fn tools_that_cannot_be_told_are_left_alone(env: &Environment) -> Result<()> {
     let name = NVTX_INJECTION_VARIABLE;
     let missing = "NVTX_SIM_MISSING";
     let refuse = "NVTX_SIM_REFUSE";
-    let cases: [(&str, &[(&str, &str)], &[&str]); 12] = [
+    let cases: [Case; 12] = [
         ("told", &[(name, tool)], &[]),
         ("told", &[(name, tool), (SWITCH, "on")], &[]),
         ("none", &[(name, tool), (SWITCH, "off")], &[]),

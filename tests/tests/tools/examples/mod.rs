@@ -68,6 +68,12 @@ pub(crate) const EXAMPLES: [Example; 8] = [
         sizes: &["--adaptor=limit={}", "--adaptor=aligned={}"],
     },
     Example {
+        name: "sanitizer",
+        quick: &[],
+        log: None,
+        sizes: &[],
+    },
+    Example {
         name: "window",
         quick: &["calls", "--quick"],
         log: None,

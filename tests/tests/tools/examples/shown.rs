@@ -32,6 +32,7 @@ fn run(env: &Environment) -> Result<Vec<Shown>> {
                 &["--compare", &log],
                 &["--adaptor", "limit=1GiB", "--adaptor", "logging", &log],
             ],
+            "sanitizer" => &[&["overrun", "--source", "direct"], &["leak"]],
             "window" => &[
                 &["latency", "--quick"],
                 &["bandwidth", "--quick"],
