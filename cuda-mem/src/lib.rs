@@ -113,6 +113,7 @@ mod book {
         Recording "../../docs/src/recording.md"
         Replay "../../docs/src/replay.md"
         Resources "../../docs/src/resources.md"
+        Sanitizer "../../docs/src/sanitizer.md"
         Tasks "../../docs/src/tasks.md"
         Tensors "../../docs/src/tensors.md"
         #[cfg(all(feature = "metrics", feature = "tracing"))]
