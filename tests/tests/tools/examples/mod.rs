@@ -24,7 +24,7 @@ pub(crate) struct Example {
 }
 
 /// `ipc` needs a second process to come to an end; `ipc-example` tests that.
-pub(crate) const EXAMPLES: [Example; 8] = [
+pub(crate) const EXAMPLES: [Example; 9] = [
     Example {
         name: "devices",
         quick: &[],
