@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use crate::common::middle;
 
 pub(crate) const METHOD: &str = "nanoseconds for one allocate + free of 1 KiB from an arena, one thread: medians of \
-     1001 rounds of 1000 pairs after 50 rounds of warm-up; all arenas take turns; the cost is the median of the \
+     201 rounds of 10,000 pairs after 10 rounds of warm-up; all arenas take turns; the cost is the median of the \
      rounds' own differences from the arena that nothing watches. An arena under the simulated tool of NVTX is in a \
      process of its own, with a tenth of the rounds; its cost is the difference of the medians";
 
-const ROUNDS: usize = 1001;
-const WARM_UP: usize = 50;
-const PAIRS: usize = 1000;
+const ROUNDS: usize = 201;
+const WARM_UP: usize = 10;
+const PAIRS: usize = 10_000;
 
 pub(crate) struct Row {
     name: &'static str,

@@ -13,11 +13,11 @@ use super::pin::Pins;
 use super::{Arena, Central, Inner, thread};
 use crate::base::error::{Error, Result};
 use crate::driver::device::Device;
-use crate::ledger::{self, Recorder};
+use crate::ledger::{self, Recorder, nvtx};
 use crate::memory::fallback::Fallback;
 use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
 use crate::memory::reclaim;
-use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
+use crate::memory::resource::{DirectResource, MemoryProperties, MemoryResource, Resource};
 
 /// The default slack: what an arena may hold, as a multiple of the program's peak.
 const SLACK: f64 = 1.05;
@@ -312,6 +312,13 @@ impl ArenaBuilder {
             slack: self.slack,
             growth_wait: self.growth_wait,
         };
+        if peers.is_empty() && nvtx::needs_plain_memory() {
+            let upstream = Resource::new(DirectResource::new(device));
+            let properties = upstream.memory_properties();
+            let kind = Kind::Upstream(Upstream::new(upstream, max));
+            let backing = Backing::new(kind, self.recorder);
+            return Ok(assemble(backing, properties, self.reuse, sizes));
+        }
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
             let mut properties = MemoryProperties::of_device(device);
             properties.devices = peers

@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use cuda_driver_sys::AttemptFailure;
 use cuda_driver_sys::nvtx::{self, NvtxLoadError, NvtxTool};
@@ -13,8 +14,18 @@ use crate::base::lock::LockedOnce;
 use crate::driver::raw;
 use crate::driver::raw::nvtx::Heap;
 
-/// `off` keeps arenas from telling a tool.
+/// What a tool is to see: a [`Setting`].
 const VARIABLE: &str = "CUDA_MEM_NVTX";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setting {
+    /// `off`: no tool is told of anything.
+    Off,
+    /// `on`, the default: blocks of memory that every tool takes.
+    On,
+    /// `mapped`: blocks of the memory that arenas have without a tool, which some tools refuse.
+    Mapped,
+}
 
 type Found = Result<Option<&'static NvtxTool>, NvtxLoadError>;
 
@@ -63,8 +74,14 @@ pub(crate) fn tool() -> Option<Tool> {
     tool.map(Tool)
 }
 
+/// Whether there is a tool, for which an arena of a device should take its memory from `cuMemAlloc`: compute-sanitizer knows
+/// mapped memory, but takes no heap of it (measured). CUDA must be initialised.
+pub(crate) fn needs_plain_memory() -> bool {
+    tool().is_some() && setting() == Setting::On
+}
+
 fn attach() -> Found {
-    if !is_wanted() {
+    if setting() == Setting::Off {
         return Ok(None);
     }
     let found = nvtx::load();
@@ -81,20 +98,24 @@ fn attach() -> Found {
     found
 }
 
-/// Whether the environment allows it.
-fn is_wanted() -> bool {
-    let text = std::env::var_os(VARIABLE).unwrap_or_default();
-    match text.to_string_lossy().trim() {
-        "off" => false,
-        "" | "on" => true,
-        other => {
-            let _ = writeln!(
-                std::io::stderr(),
-                "{VARIABLE} is ignored: it is {other:?}, and may be on or off"
-            );
-            true
+/// What the environment says, read once.
+fn setting() -> Setting {
+    static SETTING: OnceLock<Setting> = OnceLock::new();
+    *SETTING.get_or_init(|| {
+        let text = std::env::var_os(VARIABLE).unwrap_or_default();
+        match text.to_string_lossy().trim() {
+            "off" => Setting::Off,
+            "" | "on" => Setting::On,
+            "mapped" => Setting::Mapped,
+            other => {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "{VARIABLE} is ignored: it is {other:?}, and may be on, off or mapped"
+                );
+                Setting::On
+            }
         }
-    }
+    })
 }
 
 impl Tool {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::arena::SleepContents;
+use cuda_mem::arena::{ArenaBacking, SleepContents};
 use cuda_mem::ledger::{Ledger, Recorder};
 use cuda_mem::sys::nvtx::NVTX_INJECTION_VARIABLE;
 use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource};
@@ -49,7 +49,8 @@ fn under_tool(test: &str) -> Result<Option<Tool>> {
         return Ok(Some(Tool(library)));
     }
     let path = library.to_str().context("a path of text")?;
-    let output = again(test, &[(NVTX_INJECTION_VARIABLE, path)])?;
+    // Memory that moves and sleeps: this tool takes it.
+    let output = again(test, &[(NVTX_INJECTION_VARIABLE, path), (SWITCH, "mapped")])?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(!said.contains("nvtx-sim"), "{said}");
     Ok(None)
@@ -81,6 +82,32 @@ impl Tool {
 /// The arena's own numbers round blocks up; these are the bytes that were asked for.
 fn asked(kept: &[cuda_mem::DeviceBuffer<u8>]) -> u64 {
     kept.iter().map(|buffer| buffer.len() as u64).sum()
+}
+
+/// compute-sanitizer takes no heap of mapped memory.
+#[apply(case)]
+fn a_tool_gets_memory_that_it_can_check(env: &Environment) -> Result<()> {
+    let test = "a_tool_gets_memory_that_it_can_check";
+    if std::env::var_os(CHILD).is_none() {
+        let library = library()?;
+        let path = library.to_str().context("a path of text")?;
+        for switch in ["", "on", "off", "mapped"] {
+            again(test, &[(NVTX_INJECTION_VARIABLE, path), (SWITCH, switch)])?;
+        }
+        return Ok(());
+    }
+    let is_mapped = matches!(std::env::var(SWITCH).as_deref(), Ok("off" | "mapped"));
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::builder(&device).max_bytes(64 << 20).build()?;
+    let buffer = arena.alloc_from::<u8>(&stream, &[7; 1000])?;
+    ensure!(buffer.to_vec()? == [7; 1000]);
+    ensure!(
+        (arena.backing() == ArenaBacking::VirtualMemory) == is_mapped,
+        "{}",
+        arena.backing()
+    );
+    ensure!(arena.memory_properties().device == Some(device) && arena.max_bytes() == 64 << 20);
+    Ok(())
 }
 
 #[apply(case)]
@@ -328,7 +355,7 @@ fn tools_that_cannot_be_told_are_left_alone(env: &Environment) -> Result<()> {
         (
             "told",
             &[(name, tool), (SWITCH, "no")],
-            &["CUDA_MEM_NVTX is ignored", "on or off"],
+            &["CUDA_MEM_NVTX is ignored", "on, off or mapped"],
         ),
         ("none", &[(name, "")], &[]),
         // NVTX's own way to name none.

@@ -121,3 +121,15 @@ pub struct TraceEntry {
     /// The origin of an allocation or of a failed one.
     pub origin: Option<Origin>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_are_known_by_their_numbers() {
+        for (number, action) in TraceAction::ALL.into_iter().enumerate() {
+            assert_eq!(action as usize, number, "{action}");
+        }
+    }
+}

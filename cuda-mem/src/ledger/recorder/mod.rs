@@ -23,7 +23,7 @@ use quanta::Clock;
 
 use crate::base::biased::thread;
 use crate::base::error::{Error, Result};
-use crate::base::lock::{Lock, SpinLock};
+use crate::base::lock::{Lock, UsualThreadLock};
 use crate::base::report;
 use frames::Frames;
 use sink::{Ring, Sink, Writer};
@@ -36,8 +36,8 @@ use sink::{Ring, Sink, Writer};
 /// and any resource in a [`RecordingAdaptor`](crate::memory::RecordingAdaptor). Several of them may share one recorder.
 ///
 /// **Cost**: each event takes a lock that threads share only if there are more than 64 of them, and a reading of the
-/// processor's time stamp counter. Once in 256 events a second lock is taken, and in a file the lines are then written.
-/// Nothing is recorded in a fork.
+/// processor's time stamp counter. Once in 256 events a second lock is taken; lines are written some thousand at a time, and at
+/// once when an allocation fails. Nothing is recorded in a fork.
 ///
 /// **Time** is that of the processor's counter where it runs at a constant rate, and of the system's monotonic clock
 /// elsewhere. Differences are exact to tens of nanoseconds. An allocation has the time at which it was answered, a free
@@ -71,8 +71,11 @@ pub struct Recorder(Arc<Inner>);
 /// Threads share one of these if their numbers are equal modulo this.
 const SHARDS: usize = 64;
 
-/// Events that are collected before the sink is locked.
+/// Events that a shard collects before the sink is locked.
 const CHUNK: usize = 256;
+
+/// Events that are written together. All shards are looked at then, which disturbs the threads that use them.
+const BATCH: usize = 8192;
 
 struct Inner {
     clock: Clock,
@@ -86,10 +89,11 @@ struct Inner {
     frames: Frames,
 }
 
-/// On its own cache lines.
+/// On its own cache lines. The events of a shard stay where they are until they are copied elsewhere together: a write to memory
+/// that is not in the processor's cache takes longer than all else.
 #[derive(Default)]
 #[repr(align(128))]
-struct Shard(SpinLock<Vec<Event>>);
+struct Shard(UsualThreadLock<Vec<Event>>);
 
 /// An event as it is collected. In a shard they are in order of time, because each is stamped under the lock.
 #[derive(Clone, Copy)]
@@ -101,8 +105,22 @@ struct Event {
     line: Option<&'static Location<'static>>,
     /// A list of frames, by its number from 1; 0 if there is none.
     frames: u32,
-    thread: u32,
-    action: TraceAction,
+    /// The lower 24 bits of the thread's number, and the action above.
+    thread_and_action: u32,
+}
+
+const _: () = assert!(size_of::<Event>() == 48);
+
+const THREAD_BITS: u32 = 24;
+
+impl Event {
+    fn thread(self) -> u64 {
+        u64::from(self.thread_and_action & ((1 << THREAD_BITS) - 1))
+    }
+
+    fn action(self) -> TraceAction {
+        TraceAction::ALL[(self.thread_and_action >> THREAD_BITS) as usize]
+    }
 }
 
 /// What a new event has: its action; address, bytes and stream; its line or its frames.
@@ -251,6 +269,9 @@ impl Recorder {
             None => self.push(action, request, Some(line), 0),
             Some(frames) => self.push(action, request, None, frames),
         }
+        if action == TraceAction::AllocateFailure {
+            self.0.write_now();
+        }
     }
 
     /// Records that memory moved: both events have the same time, so that readers see that nothing was lost or gained.
@@ -290,8 +311,8 @@ impl Recorder {
                 stream,
                 line,
                 frames,
-                thread: thread as u32,
-                action,
+                thread_and_action: thread as u32 & ((1 << THREAD_BITS) - 1)
+                    | (action as u32) << THREAD_BITS,
             });
             is_full |= events.len() % CHUNK == 0;
         }
@@ -309,23 +330,42 @@ impl Inner {
         let Some(mut sink) = self.sink.lock_unless_forked() else {
             return;
         };
+        let empty_into = |to: &mut Vec<Event>| {
+            if let Some(mut events) = shard.0.lock_unless_forked() {
+                to.extend_from_slice(&events);
+                events.clear();
+            }
+        };
         match &mut *sink {
             Sink::Ring(ring) => {
                 let mut chunk = ring.spare();
-                if let Some(mut events) = shard.0.lock_unless_forked() {
-                    std::mem::swap(&mut chunk, &mut events);
-                }
+                empty_into(&mut chunk);
                 let dropped = ring.push(chunk);
                 self.dropped.fetch_add(dropped, Ordering::Relaxed);
             }
-            Sink::Writer(writer) => self.write(writer),
+            Sink::Writer(writer) => {
+                empty_into(&mut writer.collected);
+                if writer.collected.len() >= BATCH {
+                    self.write(writer);
+                }
+            }
+        }
+    }
+
+    /// An allocation has failed: the program may end soon.
+    #[cold]
+    fn write_now(&self) {
+        if let Some(mut sink) = self.sink.lock_unless_forked()
+            && let Sink::Writer(writer) = &mut *sink
+        {
+            self.write(writer);
         }
     }
 
     /// Writes what all threads have collected, so that the lines are in order of time.
     fn write(&self, writer: &mut Writer) {
         let cut = self.clock.raw();
-        let mut taken = Vec::new();
+        let mut taken = std::mem::take(&mut writer.collected);
         self.each_shard(|events| {
             // Later events have to wait for those that other threads record meanwhile.
             let until = events.partition_point(|event| event.ticks <= cut);
@@ -364,8 +404,8 @@ impl Inner {
         let line = event.line.map(Origin::Line);
         TraceEntry {
             time: self.clock.delta_as_nanos(self.start, event.ticks),
-            thread: u64::from(event.thread),
-            action: event.action,
+            thread: event.thread(),
+            action: event.action(),
             address: event.address,
             bytes: event.bytes,
             stream: event.stream,

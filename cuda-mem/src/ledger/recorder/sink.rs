@@ -73,6 +73,8 @@ impl Ring {
 
 /// Writes lines.
 pub(super) struct Writer {
+    /// What was taken from shards and not written yet.
+    pub(super) collected: Vec<Event>,
     out: Box<dyn Write + Send>,
     state: State,
 }
@@ -89,6 +91,7 @@ enum State {
 impl Writer {
     pub(super) fn new(out: Box<dyn Write + Send>) -> Self {
         Self {
+            collected: Vec::new(),
             out,
             state: State::New,
         }
