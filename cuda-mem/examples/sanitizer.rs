@@ -32,7 +32,7 @@ struct Args {
     #[arg(value_enum, default_value_t = Program::Correct)]
     program: Program,
     /// Where the arena's memory comes from
-    #[arg(long, value_enum, default_value_t = Source::Mapped)]
+    #[arg(long, value_enum, default_value_t = Source::Own)]
     source: Source,
     #[command(flatten)]
     device: DeviceOption,
@@ -56,8 +56,8 @@ enum Program {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Source {
-    /// Memory that the arena maps (cuMemMap)
-    Mapped,
+    /// What an arena takes by itself: mapped memory, and under a tool that of cuMemAlloc
+    Own,
     /// Blocks of cuMemAlloc
     Direct,
     /// Blocks of a memory pool (cuMemAllocAsync)
@@ -82,11 +82,8 @@ fn run(args: &Args) -> Result<()> {
         Ok(None) => say!("no tool is told of blocks")?,
         Err(error) => say!("{error}")?,
     }
-    let (program, source) = (word(args.program), word(args.source));
-    say!(
-        "{program}, in an arena of {source} memory, {}",
-        backend.name()
-    )?;
+    let (program, backing) = (word(args.program), arena.backing());
+    say!("{program}, in an arena of {backing}, {}", backend.name())?;
     match args.program {
         Program::Correct => correct(&arena, &module, &stream, &other),
         Program::Queued => queued(&arena, &module, &stream),
@@ -107,7 +104,7 @@ fn word(value: impl ValueEnum) -> String {
 
 fn arena(source: Source, device: &Device) -> Result<Arena> {
     let builder = match source {
-        Source::Mapped => Arena::builder(device),
+        Source::Own => Arena::builder(device),
         Source::Direct => Arena::builder_over(DirectResource::new(*device)),
         Source::Pool => Arena::builder_over(MemoryPool::builder(device).build()?),
     };

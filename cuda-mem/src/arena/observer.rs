@@ -19,6 +19,7 @@ pub(super) struct Observer {
     recorder: Option<Recorder>,
     /// What a tool is told, if there is one. Decided at the first request: CUDA is initialised then.
     regions: LockedOnce<Option<Regions>>,
+    is_plain: bool,
     is_on: AtomicBool,
     /// The driver calls that were recorded last.
     calls: AtomicU64,
@@ -30,8 +31,10 @@ fn number(stream: &Stream) -> u64 {
 }
 
 impl Observer {
-    pub(super) fn new(recorder: Option<Recorder>) -> Self {
+    /// `is_plain` if the memory is from `cuMemAlloc`.
+    pub(super) fn new(recorder: Option<Recorder>, is_plain: bool) -> Self {
         Self {
+            is_plain,
             is_on: AtomicBool::new(recorder.is_some()),
             recorder,
             regions: LockedOnce::new(),
@@ -43,7 +46,7 @@ impl Observer {
     pub(super) fn begin(&self) -> bool {
         let regions = self
             .regions
-            .get_or_try_init(|| Ok(nvtx::tool().map(Regions::new)));
+            .get_or_try_init(|| Ok(nvtx::tool_for(self.is_plain).map(Regions::new)));
         if matches!(regions, Ok(Some(_))) {
             self.is_on.store(true, Ordering::Relaxed);
         }

@@ -23,7 +23,7 @@ enum Setting {
     Off,
     /// `on`, the default: blocks of memory that every tool takes.
     On,
-    /// `mapped`: blocks of the memory that arenas have without a tool, which some tools refuse.
+    /// `mapped`: blocks of whatever memory arenas have, which some tools refuse.
     Mapped,
 }
 
@@ -68,14 +68,21 @@ pub(crate) struct Tool(&'static NvtxTool);
 
 /// The tool, attached to by the first call. A failure is written to the standard error stream then, because a program
 /// that runs under a tool should not go unchecked unnoticed. CUDA must be initialised.
-pub(crate) fn tool() -> Option<Tool> {
+fn tool() -> Option<Tool> {
     let found = FOUND.get_or_try_init(|| Ok(attach())).ok()?;
     let tool = found.as_ref().ok()?;
     tool.map(Tool)
 }
 
-/// Whether there is a tool, for which an arena of a device should take its memory from `cuMemAlloc`: compute-sanitizer knows
-/// mapped memory, but takes no heap of it (measured). CUDA must be initialised.
+/// The tool, for an arena whose memory it takes: `is_plain` if that is from `cuMemAlloc`. Of other memory
+/// compute-sanitizer takes no heap and counts the attempt as an error (measured), so it is told only if the environment wants
+/// it. CUDA must be initialised.
+pub(crate) fn tool_for(is_plain: bool) -> Option<Tool> {
+    tool().filter(|_| is_plain || setting() == Setting::Mapped)
+}
+
+/// Whether there is a tool, for which an arena of a device should take its memory from `cuMemAlloc`: see [`tool_for`]. CUDA must be
+/// initialised.
 pub(crate) fn needs_plain_memory() -> bool {
     tool().is_some() && setting() == Setting::On
 }

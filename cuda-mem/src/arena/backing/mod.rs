@@ -52,9 +52,13 @@ pub(super) enum Kind {
 
 impl Backing {
     pub(super) fn new(kind: Kind, recorder: Option<Recorder>) -> Self {
+        let is_plain = match &kind {
+            Kind::Vmm(_) => false,
+            Kind::Upstream(upstream) => upstream.is_plain(),
+        };
         Self {
             kind,
-            observer: Observer::new(recorder),
+            observer: Observer::new(recorder, is_plain),
         }
     }
 

@@ -8,6 +8,7 @@ use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::base::error::{Error, Result, took_effect};
+use crate::driver::pointer::MemoryKind;
 use crate::memory::buffer::give_back;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
@@ -41,6 +42,11 @@ impl Upstream {
 
     pub(in crate::arena) fn resource(&self) -> &Resource {
         &self.resource
+    }
+
+    /// Whether the memory is from `cuMemAlloc`, as far as can be told.
+    pub(super) fn is_plain(&self) -> bool {
+        self.resource.pool().is_none() && self.resource.memory_kind() == MemoryKind::Device
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
