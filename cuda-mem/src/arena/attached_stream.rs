@@ -58,6 +58,11 @@ impl AttachedStream {
         }
     }
 
+    /// The driver's handle, as a number.
+    pub(super) fn handle(&self) -> u64 {
+        self.raw.addr() as u64
+    }
+
     /// Adds another handle of the same stream, unless it is there already.
     pub(super) fn add(&mut self, stream: &Stream) {
         let mut handles = self.handles.iter();

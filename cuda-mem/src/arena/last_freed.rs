@@ -154,6 +154,25 @@ impl LastFreed {
         small.chain(larger.filter(|block| block.size != 0))
     }
 
+    /// All blocks.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
+        let small = (1..).zip(&self.small).flat_map(|(size, stack)| {
+            let starts = stack.starts.iter().take(stack.len);
+            starts.map(move |start| Block {
+                start: *start,
+                size,
+            })
+        });
+        let larger = self.larger.iter().flat_map(|set| {
+            let blocks = set.starts.iter().zip(&set.sizes);
+            blocks.map(|(start, size)| Block {
+                start: *start,
+                size: *size,
+            })
+        });
+        small.chain(larger.filter(|block| block.size != 0))
+    }
+
     /// Units in all blocks.
     pub(super) fn units(&self) -> u64 {
         self.small_units + self.larger_units

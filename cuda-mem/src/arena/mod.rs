@@ -51,6 +51,7 @@ mod resource;
 mod size_classes;
 mod sleep;
 mod slow_path;
+mod snapshot;
 mod stats;
 mod stream_cache;
 mod stream_progress;

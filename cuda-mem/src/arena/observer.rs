@@ -53,6 +53,10 @@ impl Observer {
         self.is_on()
     }
 
+    pub(super) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
+    }
+
     /// Whether it has to see every block.
     #[inline]
     pub(super) fn is_on(&self) -> bool {

@@ -28,6 +28,13 @@ pub(super) struct ParkedFree {
     others: Vec<CacheId>,
 }
 
+impl ParkedFree {
+    /// Where it starts, and the cache of the stream that freed it.
+    pub(super) fn place(&self) -> (u64, Option<CacheId>) {
+        (self.start, self.last_use.cache())
+    }
+}
+
 /// Units in parked blocks.
 #[derive(Debug, Default)]
 pub(super) struct ParkedUnits(AtomicU64);

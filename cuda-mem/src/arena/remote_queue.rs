@@ -39,6 +39,12 @@ impl RemoteQueue {
         taken.collect()
     }
 
+    /// All blocks, which stay.
+    pub(super) fn blocks(&self) -> Vec<RemoteFree> {
+        let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.iter().map(|(block, _)| *block).collect()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }

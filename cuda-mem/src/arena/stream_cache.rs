@@ -235,6 +235,17 @@ impl StreamCache {
         &self.heap
     }
 
+    /// The cached blocks, of this cache's pages and of the central heap.
+    pub(super) fn cached(&self) -> impl Iterator<Item = Block> {
+        let large = Some(self.large.0).filter(|block| block.size != 0);
+        self.last_freed.blocks().chain(large)
+    }
+
+    /// The blocks that wait for other streams.
+    pub(super) fn waiting(&self) -> &[RemoteFree] {
+        &self.remote_frees
+    }
+
     /// Units in cached blocks.
     pub(super) fn last_freed_units(&self) -> u64 {
         self.last_freed.units() + u64::from(self.large.0.size)

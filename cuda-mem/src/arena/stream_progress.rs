@@ -270,6 +270,11 @@ impl StreamProgress {
             .is_some_and(AttachedStream::is_foreign)
     }
 
+    /// The driver's handle of the attached stream, as a number.
+    pub(super) fn handle(&self) -> Option<u64> {
+        self.attached.as_ref().map(AttachedStream::handle)
+    }
+
     /// The context of the attached stream.
     pub(super) fn context(&self) -> Option<&Context> {
         self.attached.as_ref().map(|attached| &attached.context)

@@ -194,6 +194,10 @@ impl ThreadCache {
         self.lock.lock(thread).drain().collect()
     }
 
+    pub(super) fn lock(&self) -> &BiasedLock<LastFreed> {
+        &self.lock
+    }
+
     /// Units in all blocks.
     pub(super) fn units(&self, thread: u64) -> u64 {
         self.lock.lock(thread).units()

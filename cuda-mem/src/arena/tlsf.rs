@@ -301,6 +301,17 @@ impl<B: FreeLists> Tlsf<B> {
         (self.headers[after].state() == State::Free).then_some(after)
     }
 
+    /// The headers of all blocks, by address.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Header> {
+        self.runs.values().flat_map(|(first, last)| {
+            let next = |id: &Id| Some(self.headers[*id].after);
+            let inside = std::iter::successors(next(first), next);
+            inside
+                .take_while(move |id| id != last)
+                .map(|id| &self.headers[id])
+        })
+    }
+
     /// Units in free blocks.
     pub(super) fn free_units(&self) -> u64 {
         self.free

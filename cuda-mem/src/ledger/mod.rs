@@ -2,7 +2,8 @@
 //!
 //! The [`Ledger`] is off unless it is enabled, by [level](LedgerLevel) or by `CUDA_MEM_LEDGER`. Its
 //! [report](LedgerReport) groups objects by origin; a [scope](LedgerScope) reports objects that were made within it
-//! and are still alive. A [`Recorder`] keeps what happens to memory over time.
+//! and are still alive. A [`Recorder`] keeps what happens to memory over time, and a [`MemorySnapshot`] is the layout of
+//! memory at one moment.
 
 // How a new kind of object joins:
 // 1. a line in `kind.rs`, and a method of the object that makes its `Item` (kind, handle, bytes, device);
@@ -20,6 +21,7 @@ mod level;
 pub(crate) mod nvtx;
 mod recorder;
 mod scope;
+mod snapshot;
 mod summary;
 
 pub(crate) use book::Ended;
@@ -27,6 +29,8 @@ pub use kind::LedgerKind;
 pub use level::LedgerLevel;
 pub use recorder::{Origin, Recorder, Recording, TraceAction, TraceEntry};
 pub use scope::LedgerScope;
+pub use snapshot::{BlockState, MemoryBlock, MemorySegment, MemorySnapshot};
+pub(crate) use snapshot::{LiveBlocks, MemoryRange, lay_out};
 pub use summary::{LedgerGroup, LedgerReport};
 
 use std::panic::Location;

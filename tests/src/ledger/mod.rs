@@ -8,6 +8,7 @@ mod levels;
 mod nvtx;
 mod recorded_arena;
 mod recorder;
+mod snapshots;
 mod telemetry;
 
 use anyhow::{Result, ensure};

@@ -82,6 +82,7 @@ const ASKING: &[(&str, &str)] = &[
     ("arena/observed.rs", "locks of its own"),
     ("arena/parked.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
+    ("arena/snapshot.rs", "locks of its own"),
     ("arena/stats.rs", "locks of its own"),
     ("arena/trim.rs", "locks of its own"),
 ];

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
-use crate::ledger::Recorder;
+use crate::ledger::{MemoryRange, Recorder};
 use crate::stream::Stream;
 use crate::stream::context::Context;
 
@@ -226,6 +226,14 @@ impl Backing {
         match &self.kind {
             Kind::Vmm(vmm) => vmm.chunks_in(from, to),
             Kind::Upstream(upstream) => upstream.chunks_in(from, to),
+        }
+    }
+
+    /// All addresses that are held or asleep, in pieces.
+    pub(super) fn ranges(&self) -> Vec<MemoryRange> {
+        match &self.kind {
+            Kind::Vmm(vmm) => vmm.ranges(),
+            Kind::Upstream(upstream) => upstream.ranges(),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::base::error::{Error, Result, took_effect};
 use crate::driver::pointer::MemoryKind;
+use crate::ledger::MemoryRange;
 use crate::memory::buffer::give_back;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
@@ -59,6 +60,17 @@ impl Upstream {
 
     pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
         chunk_at(&self.state().chunks, address, |bytes| Some(*bytes))
+    }
+
+    pub(super) fn ranges(&self) -> Vec<MemoryRange> {
+        let state = self.state();
+        let chunks = state.chunks.iter();
+        let ranges = chunks.map(|(address, bytes)| MemoryRange {
+            address: *address,
+            bytes: *bytes,
+            is_asleep: false,
+        });
+        ranges.collect()
     }
 
     fn own_stream(&self, stream: &Stream) -> Result<Stream> {

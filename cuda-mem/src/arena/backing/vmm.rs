@@ -15,6 +15,7 @@ use crate::arena::page_map::PageMap;
 use crate::base::error::{Error, Result};
 use crate::driver::device::Device;
 use crate::driver::location::Location;
+use crate::ledger::MemoryRange;
 use crate::mapped::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
 use crate::memory::pool::Access;
 use crate::stream::context::Context;
@@ -285,6 +286,17 @@ impl Vmm {
 
     pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
         chunk_at(&self.state().chunks, address, Piece::mapped_bytes)
+    }
+
+    pub(super) fn ranges(&self) -> Vec<MemoryRange> {
+        let state = self.state();
+        let pieces = state.chunks.iter();
+        let ranges = pieces.map(|(address, piece)| MemoryRange {
+            address: *address,
+            bytes: piece.size_bytes(),
+            is_asleep: matches!(piece, Piece::Asleep(_)),
+        });
+        ranges.collect()
     }
 
     pub(super) fn grow(

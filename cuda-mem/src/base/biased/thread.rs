@@ -31,7 +31,12 @@ const GUEST: u64 = 1 << 48;
 
 /// Makes the calling thread a guest from now on: a lock that it takes goes back to the thread it was taken from.
 pub(crate) fn become_guest() {
-    NUMBER.set(number() | GUEST);
+    NUMBER.set(guest());
+}
+
+/// The calling thread's number as a guest, for single uses of locks.
+pub(crate) fn guest() -> u64 {
+    number() | GUEST
 }
 
 /// Whether this is the number of a guest.

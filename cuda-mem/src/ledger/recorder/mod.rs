@@ -248,6 +248,12 @@ impl Recorder {
         self.0.flush()
     }
 
+    /// Nanoseconds since it was created.
+    pub(crate) fn now(&self) -> u64 {
+        let inner = &*self.0;
+        inner.clock.delta_as_nanos(inner.start, inner.clock.raw())
+    }
+
     /// Records an event of the calling thread.
     #[inline]
     pub(crate) fn note(&self, action: TraceAction, address: u64, bytes: u64, stream: u64) {

@@ -11,6 +11,7 @@ mod recorded;
 mod resource;
 mod settings;
 mod sharing;
+mod snapshot;
 mod spare;
 mod support;
 mod threshold;

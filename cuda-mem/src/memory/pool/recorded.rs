@@ -1,5 +1,7 @@
-//! What a pool tells its recorder.
+//! What a pool tells its recorder, and what it keeps for its own snapshots.
 
+use std::collections::BTreeMap;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,8 +9,9 @@ use cuda_driver_sys::{CUdeviceptr, CUmemPool_attribute};
 
 use super::Pool;
 use crate::base::error::Result;
+use crate::base::lock::Lock;
 use crate::base::origin;
-use crate::ledger::{Recorder, TraceAction};
+use crate::ledger::{BlockState, LiveBlocks, MemoryBlock, Origin, Recorder, TraceAction};
 use crate::memory::resource::{Handle, Resource};
 use crate::stream::Stream;
 
@@ -18,6 +21,15 @@ pub(super) struct PoolRecorder {
     recorder: Recorder,
     /// The bytes held that were recorded last.
     reserved: AtomicU64,
+    /// The live blocks, by address. The events do not say which pool they are of.
+    live: Lock<BTreeMap<u64, Live>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    bytes: u64,
+    stream: u64,
+    line: Option<&'static Location<'static>>,
 }
 
 impl PoolRecorder {
@@ -25,6 +37,13 @@ impl PoolRecorder {
         Self {
             recorder,
             reserved: AtomicU64::new(0),
+            live: Lock::default(),
+        }
+    }
+
+    fn insert(&self, address: u64, live: Live) {
+        if let Some(mut all) = self.live.lock_unless_forked() {
+            all.insert(address, live);
         }
     }
 }
@@ -67,24 +86,65 @@ impl Recorded<'_> {
             Err(_) => (TraceAction::AllocateFailure, 0),
         };
         let (bytes, line) = (bytes as u64, origin::current());
+        if address != 0 {
+            self.is_live(address, bytes, stream, Some(line));
+        }
         let recorder = &self.to.recorder;
         recorder.note_request(action, address, bytes, number(stream), line);
         self.note_reserved();
     }
 
     pub(super) fn frees(self, address: CUdeviceptr, bytes: usize, stream: &Stream) {
+        if let Some(mut all) = self.to.live.lock_unless_forked() {
+            all.remove(&address);
+        }
         self.note(TraceAction::Free, address, bytes as u64, number(stream));
     }
 
     /// Memory that was said to be freed is still allocated.
     #[cold]
     pub(super) fn not_freed(self, address: CUdeviceptr, bytes: usize, stream: &Stream) {
+        self.is_live(address, bytes as u64, stream, None);
         self.note(TraceAction::Allocate, address, bytes as u64, number(stream));
     }
 
     pub(super) fn trimmed(self, keep: usize) {
         self.note(TraceAction::Trim, 0, keep as u64, 0);
         self.note_reserved();
+    }
+
+    fn is_live(
+        self,
+        address: u64,
+        bytes: u64,
+        stream: &Stream,
+        line: Option<&'static Location<'static>>,
+    ) {
+        let stream = number(stream);
+        let live = Live {
+            bytes,
+            stream,
+            line,
+        };
+        self.to.insert(address, live);
+    }
+
+    /// The live blocks, and when they were read, by the recorder's clock.
+    pub(super) fn blocks(self) -> Result<(Vec<MemoryBlock>, u64)> {
+        let all = self.to.live.lock()?;
+        let (live, time) = (all.clone(), self.to.recorder.now());
+        drop(all);
+        // For frames of another language.
+        let mut known = LiveBlocks::of(&self.to.recorder.recording());
+        let blocks = live.into_iter().map(|(address, live)| {
+            let state = BlockState::Allocated;
+            let mut block = MemoryBlock::new(address, live.bytes, state, Some(live.stream));
+            block.requested = Some(live.bytes);
+            let known = known.take(address).and_then(|known| known.origin);
+            block.origin = known.or(live.line.map(Origin::Line));
+            block
+        });
+        Ok((blocks.collect(), time))
     }
 
     fn note(self, action: TraceAction, address: u64, bytes: u64, stream: u64) {
