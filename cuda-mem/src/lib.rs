@@ -56,6 +56,10 @@
 //!
 //! The names in the first example, and related ones, are also available at the root.
 //!
+//! # Features
+//!
+//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer.
+//!
 //! # Errors
 //!
 //! Every failure is an [`Error`] with a [kind](ErrorKind), the driver function that failed and the driver's result

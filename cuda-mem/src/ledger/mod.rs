@@ -19,6 +19,10 @@ mod exit;
 mod kind;
 mod level;
 pub(crate) mod nvtx;
+#[cfg(feature = "export")]
+mod pytorch;
+#[cfg(feature = "export")]
+mod ranges;
 mod recorder;
 mod scope;
 mod snapshot;

@@ -8,6 +8,7 @@ mod levels;
 mod nvtx;
 mod recorded_arena;
 mod recorder;
+mod snapshot_files;
 mod snapshots;
 mod telemetry;
 

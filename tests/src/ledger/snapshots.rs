@@ -12,7 +12,7 @@ use crate::environment::Environment;
 use crate::hold::hold;
 
 /// Blocks fill their segment, and segments do not overlap.
-fn require_whole(snapshot: &MemorySnapshot) -> Result<()> {
+pub(super) fn require_whole(snapshot: &MemorySnapshot) -> Result<()> {
     let mut before = 0;
     for segment in &snapshot.segments {
         ensure!(segment.address >= before, "{segment:?} overlaps another");
@@ -30,7 +30,7 @@ fn require_whole(snapshot: &MemorySnapshot) -> Result<()> {
 }
 
 /// The sums are those of the statistics, while no other thread is active.
-fn require_same(arena: &Arena) -> Result<MemorySnapshot> {
+pub(super) fn require_same(arena: &Arena) -> Result<MemorySnapshot> {
     let (snapshot, stats, space) = (arena.snapshot(), arena.stats(), arena.free_space());
     require_whole(&snapshot)?;
     let allocated = snapshot.bytes_in(BlockState::Allocated);
@@ -64,7 +64,7 @@ fn block_of<'a>(
 }
 
 /// A random program: sizes of all kinds, frees on other streams.
-fn run(
+pub(super) fn run(
     arena: &Arena,
     streams: &[Stream; 2],
     seed: u64,

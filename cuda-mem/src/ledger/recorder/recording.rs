@@ -17,7 +17,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    pub(super) fn new(entries: Vec<TraceEntry>, dropped: u64, began: u64) -> Self {
+    pub(in crate::ledger) fn new(entries: Vec<TraceEntry>, dropped: u64, began: u64) -> Self {
         Self {
             entries,
             dropped,
@@ -39,6 +39,12 @@ impl Recording {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// As [`began`](Self::began), in nanoseconds since 1970.
+    #[cfg(feature = "export")]
+    pub(in crate::ledger) fn began_nanos(&self) -> u64 {
+        self.began
     }
 
     /// When the recorder was created. The times of the entries count from there.
