@@ -58,7 +58,7 @@
 //!
 //! # Features
 //!
-//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer.
+//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer and for Perfetto.
 //!
 //! # Errors
 //!
@@ -126,6 +126,11 @@ mod book {
         VirtualMemory "../../docs/src/virtual-memory.md"
         Visibility "../../docs/src/visibility.md"
         Windows "../../docs/src/windows.md"
+    }
+
+    #[cfg(feature = "export")]
+    pages! {
+        Snapshots "../../docs/src/snapshots.md"
     }
 }
 

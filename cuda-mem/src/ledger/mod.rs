@@ -27,6 +27,8 @@ mod recorder;
 mod scope;
 mod snapshot;
 mod summary;
+#[cfg(feature = "export")]
+mod timeline;
 
 pub(crate) use book::Ended;
 pub use kind::LedgerKind;

@@ -45,6 +45,18 @@ impl Ranges {
         inside.collect()
     }
 
+    /// Whether all of a range is in the set.
+    pub(super) fn contain(&self, range: &Range<u64>) -> bool {
+        let mut at = range.start;
+        for known in self.overlapping(range) {
+            if at < known.start {
+                return false;
+            }
+            at = known.end;
+        }
+        at >= range.end
+    }
+
     /// The ranges that have a part in this one, by address.
     pub(super) fn overlapping(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..range.start).next_back();
@@ -76,8 +88,10 @@ mod tests {
         assert_eq!(pairs(ranges.add(30..40)), [(30, 40)]);
         assert_eq!(pairs(ranges.add(5..50)), [(5, 10), (20, 30), (40, 50)]);
         assert_eq!(pairs(ranges.add(7..45)), []);
+        assert!(ranges.contain(&(5..50)) && !ranges.contain(&(5..51)));
         let removed = ranges.remove(15..35);
         assert_eq!(pairs(removed), [(15, 20), (20, 30), (30, 35)]);
+        assert!(!ranges.contain(&(14..16)) && ranges.contain(&(35..50)));
         assert_eq!(pairs(ranges.remove(0..12)), [(5, 10), (10, 12)]);
         assert_eq!(pairs(ranges.iter()), [(12, 15), (35, 40), (40, 50)]);
     }

@@ -11,6 +11,7 @@ mod recorder;
 mod snapshot_files;
 mod snapshots;
 mod telemetry;
+mod timelines;
 
 use anyhow::{Result, ensure};
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};

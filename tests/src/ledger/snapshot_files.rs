@@ -364,6 +364,7 @@ fn a_snapshot_without_a_recorder_is_a_file_too(env: &Environment) -> Result<()> 
     let kinds = [
         arena.snapshot().write_pickle(None, Full),
         arena.snapshot().write_json(None, Full),
+        Recorder::ring(10).recording().write_timeline(Full),
     ];
     for result in kinds {
         let kind = result.map_err(|error| error.kind());
