@@ -75,8 +75,7 @@ impl<'a> File<'a> {
         let mut device_traces: Vec<Vec<FileEvent<'_>>> = Vec::new();
         device_traces.resize_with(device + 1, Vec::new);
         if let (Some(history), Some(trace)) = (&history, trace) {
-            // Every block that is allocated was recorded, so that others are on their way to be.
-            if snapshot.time.is_some() && trace.dropped() == 0 && !trace.entries().is_empty() {
+            if snapshot.time.is_some() && !trace.entries().is_empty() {
                 segments
                     .iter_mut()
                     .for_each(|segment| segment.drop_unknown(history));
@@ -146,11 +145,11 @@ impl<'a> FileSegment<'a> {
         self.requested_size = sizes(&[ALLOCATED, PENDING], |block| block.requested_size);
     }
 
-    /// Makes blocks inactive that no event has allocated.
+    /// Makes blocks inactive that the events know to be free.
     fn drop_unknown(&mut self, history: &History<'_>) {
         for block in &mut self.blocks {
-            let address = block.address.cast_unsigned();
-            if block.state != INACTIVE && !history.live.contains_key(&address) {
+            let (start, bytes) = (block.address.cast_unsigned(), block.size.cast_unsigned());
+            if block.state != INACTIVE && !history.has_block(start..start.saturating_add(bytes)) {
                 block.state = INACTIVE;
             }
         }

@@ -51,8 +51,11 @@ pub(super) struct History<'a> {
     /// After the events.
     pub(super) live: BTreeMap<u64, HistoryBlock<'a>>,
     pub(super) mapped: Ranges,
-    /// Addresses of blocks in events so far.
+    /// Before the events.
+    mapped_before: Ranges,
+    /// Addresses of blocks in events so far, and all that they took.
     seen: HashSet<u64>,
+    taken: Ranges,
     /// Whether there are no earlier events.
     is_complete: bool,
     /// When the last event happened.
@@ -76,11 +79,14 @@ fn range_of(address: u64, bytes: u64) -> Range<u64> {
 impl<'a> History<'a> {
     /// The events up to a snapshot, and those that lead to it.
     pub(super) fn of(snapshot: &MemorySnapshot, recording: &'a Recording) -> Self {
+        let mapped = mapped_before(snapshot, recording);
         let mut history = Self {
             events: Vec::new(),
             live: BTreeMap::new(),
-            mapped: mapped_before(snapshot, recording),
+            mapped_before: mapped.clone(),
+            mapped,
             seen: HashSet::new(),
+            taken: Ranges::default(),
             is_complete: recording.dropped() == 0,
             time: 0,
         };
@@ -140,6 +146,7 @@ impl<'a> History<'a> {
         }
         self.seen.insert(entry.address);
         let range = range_of(entry.address, entry.bytes);
+        self.taken.add(range.clone());
         let block = self.block(entry, false);
         self.push_with("alloc", range, entry.stream, entry.origin.as_ref());
         self.live.insert(entry.address, block);
@@ -165,8 +172,14 @@ impl<'a> History<'a> {
         if self.is_complete || !self.seen.insert(entry.address) {
             return false;
         }
-        // It has been there since before the first event, and so has its segment.
         let range = range_of(entry.address, entry.bytes);
+        let is_older_than_its_memory =
+            !self.mapped.overlapping(&range).is_empty() && !self.mapped_before.contain(&range);
+        if is_older_than_its_memory {
+            return false;
+        }
+        // It has been there since before the first event, and so has its segment.
+        self.taken.add(range.clone());
         let block = HistoryBlock {
             bytes: entry.bytes,
             stream: entry.stream,
@@ -232,6 +245,15 @@ impl<'a> History<'a> {
     fn has_blocks_in(&self, range: &Range<u64>) -> bool {
         let before = self.live.range(..range.end).next_back();
         before.is_some_and(|(address, block)| range_of(*address, block.bytes).end > range.start)
+    }
+
+    /// Whether a block of the snapshot is one that the events know, or that has been there since before them. Others are
+    /// about to be allocated, or to be freed.
+    pub(super) fn has_block(&self, range: Range<u64>) -> bool {
+        let is_older = !self.is_complete
+            && self.mapped_before.contain(&range)
+            && self.taken.overlapping(&range).is_empty();
+        is_older || self.live.contains_key(&range.start)
     }
 
     /// Adds what is missing between the last event and the snapshot.

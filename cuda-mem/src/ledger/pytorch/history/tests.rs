@@ -137,6 +137,48 @@ fn blocks_from_before_the_first_event_are_known_at_their_free() {
     assert_eq!(events(&snapshot(None, &blocks), &recording), expected);
 }
 
+/// Events of two threads at the same time may be in either order.
+#[test]
+fn a_free_before_its_allocation_is_left_out() {
+    let entries = vec![
+        entry(TraceAction::Map, 0, 100),
+        entry(TraceAction::Free, 0, 10),
+        entry(TraceAction::Allocate, 0, 10),
+    ];
+    let expected = [
+        ("segment_map", 0, 100),
+        ("alloc", 0, 10),
+        ("free_requested", 0, 10),
+        ("free_completed", 0, 10),
+    ];
+    let recording = recording(entries, 5);
+    assert_eq!(events(&free(100), &recording), expected);
+}
+
+#[test]
+fn a_block_that_no_event_allocates_is_free_unless_it_is_older() {
+    let entries = vec![
+        entry(TraceAction::Allocate, 0, 10),
+        entry(TraceAction::Free, 0, 10),
+        entry(TraceAction::Map, 100, 100),
+    ];
+    let blocks = [
+        (20, BlockState::Allocated),
+        (80, BlockState::Allocated),
+        (100, BlockState::Allocated),
+    ];
+    for dropped in [0, 5] {
+        let (snapshot, recording) = (snapshot(None, &blocks), recording(entries.clone(), dropped));
+        let history = History::of(&snapshot, &recording);
+        let known = snapshot
+            .blocks()
+            .map(|block| history.has_block(block.address..block.end()));
+        let known: Vec<bool> = known.collect();
+        // The first was freed, and the last lies in memory that is new.
+        assert_eq!(known, [false, dropped > 0, false]);
+    }
+}
+
 #[test]
 fn events_after_the_snapshot_are_left_out() {
     let entries = vec![
