@@ -418,6 +418,17 @@ cudamem_status cudamem_recorder_create_file(const char *path,
 cudamem_status cudamem_recorder_write(const cudamem_recorder *recorder, const char *path);
 
 /*
+ Writes the events that are in memory to a new file, as a timeline that Perfetto and Chrome open: compressed if the name ends
+ in .gz.
+
+ CUDAMEM_STATUS_INVALID_VALUE for a recorder that writes to a file by itself.
+
+ The caller guarantees: recorder is null or not released; path is null or a zero-terminated string.
+ */
+cudamem_status cudamem_recorder_write_timeline(const cudamem_recorder *recorder,
+                                               const char *path);
+
+/*
  Completes the file of a recorder that writes to one; later events are lost. Does nothing for others.
 
  The caller guarantees: recorder is null or not released.
@@ -515,6 +526,19 @@ cudamem_status cudamem_deallocate_after(cudamem_resource *resource,
  The caller guarantees: resource is null or not released.
  */
 cudamem_status cudamem_trim(cudamem_resource *resource, uint64_t keep);
+
+/*
+ Writes the segments and blocks of an arena or a pool to a new file, in the form of PyTorch's memory snapshots: as JSON if the
+ name ends in .json, and as a pickle otherwise. With recorder, which must be the one of that arena or pool and keep its
+ events in memory, the file also has these events, and blocks have the bytes that were asked for and where they come from.
+
+ CUDAMEM_STATUS_INVALID_VALUE for an adaptor. A pool without a recorder has no blocks in the file.
+
+ The caller guarantees: resource is null or not released, and so is recorder; path is null or a zero-terminated string.
+ */
+cudamem_status cudamem_snapshot_write(cudamem_resource *resource,
+                                      const cudamem_recorder *recorder,
+                                      const char *path);
 
 /*
  The text of the last error of the calling thread: what was asked, what was there, and what to do. An empty string if

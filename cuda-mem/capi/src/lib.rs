@@ -12,6 +12,7 @@ mod options;
 pub mod pool;
 pub mod recorder;
 pub mod resource;
+pub mod snapshot;
 pub mod status;
 pub mod stream;
 pub mod torch;

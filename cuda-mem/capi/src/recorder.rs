@@ -1,7 +1,8 @@
 //! Recorders: what happens to memory, over time.
 
 use std::ffi::{CStr, c_char};
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -73,6 +74,14 @@ impl Recorder {
         }
     }
 
+    /// The events that are in memory.
+    pub(crate) fn recording(&self) -> Result<ledger::Recording, Error> {
+        if self.file.is_some() {
+            return Err(invalid("`recorder` writes to a file of its own"));
+        }
+        Ok(self.recorder.recording())
+    }
+
     /// Completes the file. Later events are lost.
     pub(crate) fn end(&self) -> Result<(), Error> {
         let Some(file) = &self.file else {
@@ -85,7 +94,7 @@ impl Recorder {
     /// # Safety
     ///
     /// `recorder` is null or not released.
-    unsafe fn of<'a>(recorder: *const Self) -> Result<&'a Self, Error> {
+    pub(crate) unsafe fn of<'a>(recorder: *const Self) -> Result<&'a Self, Error> {
         // SAFETY: promised by the caller, in the words of the section above.
         unsafe { recorder.as_ref() }.ok_or_else(|| invalid("`recorder` is null"))
     }
@@ -102,6 +111,19 @@ pub(crate) unsafe fn path(path: *const c_char, name: &str) -> Result<PathBuf, Er
     let path = unsafe { CStr::from_ptr(path) }.to_str();
     let path = path.map_err(|_| invalid(format!("`{name}` is no UTF-8")))?;
     Ok(PathBuf::from(path))
+}
+
+/// Makes a file and completes it.
+pub(crate) fn write_file(
+    path: &Path,
+    write: impl FnOnce(LogFile) -> io::Result<()>,
+) -> Result<(), Error> {
+    let file = LogFile::create(path)?;
+    write(file.clone()).map_err(|error| {
+        let text = format!("writing {}: {error}", path.display());
+        Error::new(ErrorKind::System, text)
+    })?;
+    file.end()
 }
 
 /// # Safety
@@ -181,16 +203,31 @@ pub unsafe extern "C" fn cudamem_recorder_write(
         let recorder = unsafe { Recorder::of(recorder) }?;
         // SAFETY: as above.
         let path = unsafe { self::path(path, "path") }?;
-        if recorder.file.is_some() {
-            return Err(invalid("`recorder` writes to a file of its own"));
-        }
-        let file = LogFile::create(&path)?;
-        let written = recorder.recorder.recording().write_csv(file.clone());
-        written.map_err(|error| {
-            let text = format!("writing the log, {}: {error}", path.display());
-            Error::new(ErrorKind::System, text)
-        })?;
-        file.end()
+        let recording = recorder.recording()?;
+        write_file(&path, |file| recording.write_csv(file))
+    })
+}
+
+/// Writes the events that are in memory to a new file, as a timeline that Perfetto and Chrome open: compressed if the name ends
+/// in .gz.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE for a recorder that writes to a file by itself.
+///
+/// # Safety
+///
+/// `recorder` is null or not released; `path` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_recorder_write_timeline(
+    recorder: *const Recorder,
+    path: *const c_char,
+) -> Status {
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let recorder = unsafe { Recorder::of(recorder) }?;
+        // SAFETY: as above.
+        let path = unsafe { self::path(path, "path") }?;
+        let recording = recorder.recording()?;
+        write_file(&path, |file| recording.write_timeline(file))
     })
 }
 

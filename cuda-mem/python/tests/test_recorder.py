@@ -3,7 +3,9 @@
 import collections
 import csv
 import gzip
+import json
 import pathlib
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -90,6 +92,38 @@ class Recorders(unittest.TestCase):
         self.assertRegex(first[1], r"test_recorder\.py:\d+ test_stacks$")
         self.assertRegex(of_thread[1], r"threading\.py:\d+ run$")
         self.assertEqual((len(short), none), (1, [""]))
+
+    def test_snapshots_and_timelines(self):
+        recorder = cuda_mem.Recorder()
+        arena, pool = cuda_mem.Arena(recorder=recorder), cuda_mem.Pool(recorder=cuda_mem.Recorder())
+        cuda_mem.record_stacks()
+        self.addCleanup(cuda_mem.record_stacks, 0)
+        kept = arena.allocate(1000)
+        arena.deallocate(arena.allocate(5_000_000), 5_000_000)
+        snapshot = arena.snapshot(recorder)
+        blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+        (alive,) = [block for block in blocks if block["state"] == "active_allocated"]
+        self.assertEqual((alive["address"], alive["size"], alive["requested_size"]), (kept, 1024, 1000))
+        self.assertTrue(alive["frames"][0]["filename"].endswith("test_recorder.py"))
+        self.assertEqual(sum(block["size"] for block in blocks), arena.stats().reserved)
+        actions = collections.Counter(entry["action"] for entry in snapshot["device_traces"][0])
+        self.assertEqual((actions["alloc"], actions["free_completed"]), (2, 1))
+        of_pool = pool.allocate(3000)
+        (segment,) = pool.snapshot()["segments"]
+        self.assertEqual((segment["address"], segment["blocks"][0]["requested_size"]), (of_pool, 3000))
+
+        arena.write_snapshot(self.folder / "snapshot.pickle", recorder)
+        with open(self.folder / "snapshot.pickle", "rb") as file:
+            pickled = json.loads(json.dumps(pickle.load(file)))
+            self.assertEqual(pickled["segments"], snapshot["segments"])
+        recorder.write_timeline(self.folder / "timeline.json")
+        with open(self.folder / "timeline.json") as file:
+            events = json.load(file)["traceEvents"]
+        self.assertEqual(sum(event["ph"] == "b" for event in events), 2)
+        with self.assertRaisesRegex(cuda_mem.InvalidValueError, "adaptor"):
+            cuda_mem.Statistics(arena).snapshot()
+        arena.deallocate(kept, 1000)
+        pool.deallocate(of_pool, 3000)
 
     def test_mistakes(self):
         with self.assertRaises(ValueError):

@@ -448,7 +448,7 @@ static void copies(void) {
 
 /* How often a text stands in a file. */
 static int count_in(const char *path, const char *text) {
-    static char line[16384];
+    static char line[1 << 20];
     int found = 0;
     FILE *file = fopen(path, "r");
     WANT(file != NULL);
@@ -474,6 +474,7 @@ static void recorders(void) {
     stream_t stream = new_stream();
     void *block, *other;
     uint64_t dropped = 1;
+    char file[64];
     char path[] = "/tmp/cudamem-log-XXXXXX", second[] = "/tmp/cudamem-log-XXXXXX";
     WANT(close(mkstemp(path)) == 0 && close(mkstemp(second)) == 0);
 
@@ -502,6 +503,17 @@ static void recorders(void) {
     OK(cudamem_recorder_write(ring, second));
     WANT(count_in(second, ",map,") == 1 && count_in(second, ",allocate,") == 2 && count_in(second, ",free,") == 2);
     WANT(count_in(second, "model.c:7 forward;train.c:3") == 1 && count_in(second, ",2000,") == 2);
+    OK(cudamem_allocate(arena, 5000, 0, 0, stream, &block));
+    snprintf(file, sizeof file, "%s.json", second);
+    OK(cudamem_snapshot_write(arena, ring, file));
+    WANT(count_in(file, "active_allocated") == 1 && count_in(file, "5000") == 1);
+    OK(cudamem_recorder_write_timeline(ring, file));
+    WANT(count_in(file, "traceEvents") == 1);
+    OK(cudamem_snapshot_write(pool, NULL, file));
+    REFUSED(INVALID_VALUE, "file of its own", cudamem_snapshot_write(pool, written, file));
+    REFUSED(INVALID_VALUE, "`path` is null", cudamem_snapshot_write(arena, NULL, NULL));
+    OK(cudamem_deallocate(arena, block, 5000, 0, 0, stream));
+    WANT(remove(file) == 0);
     OK(cudamem_recorder_dropped(ring, &dropped));
     WANT(dropped == 0);
     REFUSED(INVALID_VALUE, "file of its own", cudamem_recorder_write(written, second));

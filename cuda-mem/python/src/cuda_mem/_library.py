@@ -120,6 +120,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "cudamem_recorder_create": (_STATUS, [c_size_t, _OUT]),
     "cudamem_recorder_create_file": (_STATUS, [c_char_p, _OUT]),
     "cudamem_recorder_write": (_STATUS, [c_void_p, c_char_p]),
+    "cudamem_recorder_write_timeline": (_STATUS, [c_void_p, c_char_p]),
+    "cudamem_snapshot_write": (_STATUS, [c_void_p, c_void_p, c_char_p]),
     "cudamem_recorder_end": (_STATUS, [c_void_p]),
     "cudamem_recorder_dropped": (_STATUS, [c_void_p, POINTER(c_uint64)]),
     "cudamem_recorder_release": (None, [c_void_p]),

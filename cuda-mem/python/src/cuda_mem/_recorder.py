@@ -55,6 +55,10 @@ class Recorder:
         """Writes the events that are in memory to a file, as a log; compressed if the name ends in .gz."""
         check(c.library.cudamem_recorder_write(self._handle, os.fsencode(path)))
 
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes the events that are in memory as a timeline, which Perfetto (https://ui.perfetto.dev) and Chrome open."""
+        check(c.library.cudamem_recorder_write_timeline(self._handle, os.fsencode(path)))
+
     def end(self) -> None:
         """Completes the file of a recorder that writes to one. Later events are lost."""
         check(c.library.cudamem_recorder_end(self._handle))

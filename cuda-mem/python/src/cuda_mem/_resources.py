@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import operator
+import os
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,6 +176,22 @@ class Resource:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""
         self._free_parked()
         check(c.library.cudamem_trim(self._handle, whole("keep", keep)))
+
+    def write_snapshot(self, path: str | os.PathLike[str], recorder: Recorder | None = None) -> None:
+        """Writes the segments and blocks of an arena or a pool in the form of PyTorch's memory snapshots: as JSON if the name
+        ends in .json, and as a pickle otherwise, which `python -m torch.cuda._memory_viz` and its viewer read.
+
+        With the `recorder` of the arena or pool, the file also has its events, and where blocks come from."""
+        handle = recorder.handle if recorder is not None else None
+        check(c.library.cudamem_snapshot_write(self._handle, handle, os.fsencode(path)))
+
+    def snapshot(self, recorder: Recorder | None = None) -> dict[str, Any]:
+        """The segments and blocks of an arena or a pool, as `torch.cuda.memory_snapshot` names them."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "snapshot.json")
+            self.write_snapshot(path, recorder)
+            with open(path, encoding="utf-8") as file:
+                return json.load(file)
 
     def __del__(self) -> None:
         handle, self._handle = getattr(self, "_handle", None), None

@@ -113,6 +113,9 @@ const _: () = assert!(size_of::<Event>() == 48);
 
 const THREAD_BITS: u32 = 24;
 
+/// Nanoseconds after which no processor is about to add an event with an earlier stamp.
+const SETTLED: u64 = 2000;
+
 impl Event {
     fn thread(self) -> u64 {
         u64::from(self.thread_and_action & ((1 << THREAD_BITS) - 1))
@@ -213,7 +216,7 @@ impl Recorder {
         let Sink::Ring(ring) = &mut *sink else {
             return Recording::empty(inner.began);
         };
-        let cut = inner.clock.raw();
+        let cut = inner.cut();
         let mut newest = Vec::new();
         inner.each_shard(|events| {
             newest.extend(events.iter().filter(|event| event.ticks <= cut));
@@ -370,7 +373,7 @@ impl Inner {
 
     /// Writes what all threads have collected, so that the lines are in order of time.
     fn write(&self, writer: &mut Writer) {
-        let cut = self.clock.raw();
+        let cut = self.cut();
         let mut taken = std::mem::take(&mut writer.collected);
         self.each_shard(|events| {
             // Later events have to wait for those that other threads record meanwhile.
@@ -395,6 +398,16 @@ impl Inner {
         };
         self.write(writer);
         writer.finish()
+    }
+
+    /// A time such that every event with an earlier stamp is in its shard once that is locked. A processor may read its counter
+    /// before it has the lock under which the event is stamped, by less than a microsecond.
+    fn cut(&self) -> u64 {
+        let cut = self.clock.raw();
+        while self.clock.delta_as_nanos(cut, self.clock.raw()) < SETTLED {
+            std::hint::spin_loop();
+        }
+        cut
     }
 
     fn each_shard(&self, mut call: impl FnMut(&mut Vec<Event>)) {
