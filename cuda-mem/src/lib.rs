@@ -58,7 +58,8 @@
 //!
 //! # Features
 //!
-//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer and for Perfetto.
+//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer and for Perfetto, `metrics` gauges of
+//! the statistics, `tracing` spans and events of what is slow or fails.
 //!
 //! # Errors
 //!

@@ -387,8 +387,8 @@ cudamem_status cudamem_pool_make_current(cudamem_resource *pool);
 cudamem_status cudamem_pool_read_stats(cudamem_resource *pool, cudamem_pool_stats *stats, size_t size);
 
 /*
- From now on recorders of this library ask frames where a request comes from; null for no more. All calls before must have
- returned before what frames needs goes away.
+ From now on recorders of this library ask frames where a request comes from; null for no more. Waits until no call of the
+ function before is under way, so do not call it from such a function, nor with a lock that it needs.
  */
 void cudamem_recorder_frames_with(cudamem_frames frames);
 
@@ -529,8 +529,8 @@ cudamem_status cudamem_trim(cudamem_resource *resource, uint64_t keep);
 
 /*
  Writes the segments and blocks of an arena or a pool to a new file, in the form of PyTorch's memory snapshots: as JSON if the
- name ends in .json, and as a pickle otherwise. With recorder, which must be the one of that arena or pool and keep its
- events in memory, the file also has these events, and blocks have the bytes that were asked for and where they come from.
+ name ends in .json, and as a pickle otherwise. With recorder, the one of that arena or pool, which keeps its events in
+ memory, the file also has these events, and blocks have the bytes that were asked for and where they come from.
 
  CUDAMEM_STATUS_INVALID_VALUE for an adaptor. A pool without a recorder has no blocks in the file.
 
@@ -590,7 +590,7 @@ cudamem_status cudamem_stream_wait(int device, struct CUstream_st *stream, struc
 
  CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools.
 
- The caller guarantees: options is null or begins with its size; record is null or a zero-terminated string.
+ The caller guarantees: options is null or begins with its size, and its recorder is not released; record is null or a zero-terminated string.
  */
 cudamem_status cudamem_torch_use_arena(const cudamem_arena_options *options,
                                        const char *record,

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cuda_mem::base::is_forked;
 use cuda_mem::{Error, ErrorKind};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -18,7 +19,20 @@ enum Out {
 
 /// Where a log is written, until it is ended.
 #[derive(Clone, Debug)]
-pub(crate) struct LogFile(Arc<Mutex<Out>>);
+pub(crate) struct LogFile(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared(Mutex<Out>);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // What a packed log has collected is the parent's to write.
+        if is_forked() {
+            let out = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(out, Out::Ended));
+        }
+    }
+}
 
 /// The name of a device's log: that of device 0 as it is, others with their number before the endings.
 fn path_of(path: &Path, device: usize) -> PathBuf {
@@ -47,11 +61,11 @@ impl LogFile {
         } else {
             Out::Plain(file)
         };
-        Ok(Self(Arc::new(Mutex::new(out))))
+        Ok(Self(Arc::new(Shared(Mutex::new(out)))))
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Completes the file. Later lines are lost.
@@ -70,13 +84,16 @@ impl Write for LogFile {
         match &mut *self.out() {
             Out::Plain(file) => file.write(bytes),
             Out::Packed(packed) => packed.write(bytes),
-            Out::Ended => Ok(bytes.len()),
+            Out::Ended => Err(io::Error::other("the log is complete")),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // A packed log is packed better without; it is complete once it is ended.
-        Ok(())
+        match &mut *self.out() {
+            Out::Plain(file) => file.flush(),
+            Out::Packed(packed) => packed.flush(),
+            Out::Ended => Ok(()),
+        }
     }
 }
 

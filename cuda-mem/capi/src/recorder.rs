@@ -4,8 +4,10 @@ use std::ffi::{CStr, c_char};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use cuda_mem::base::is_forked;
 use cuda_mem::ledger;
 use cuda_mem::{Error, ErrorKind};
 
@@ -29,22 +31,49 @@ pub type Frames = Option<unsafe extern "C" fn(text: *mut c_char, size: usize) ->
 /// The longest list of frames.
 const LONGEST_FRAMES: usize = 8192;
 
-/// A [`Frames`], as a number; 0 for none.
-static FRAMES: AtomicUsize = AtomicUsize::new(0);
+/// A [`Frames`]; null for none.
+static FRAMES: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// From now on recorders of this library ask `frames` where a request comes from; null for no more. All calls before must have
-/// returned before what `frames` needs goes away.
+/// Calls of it that have not returned.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on recorders of this library ask `frames` where a request comes from; null for no more. Waits until no call of the
+/// function before is under way, so do not call it from such a function, nor with a lock that it needs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_recorder_frames_with(frames: Frames) {
-    let number = frames.map_or(0, |frames| frames as usize);
-    FRAMES.store(number, Ordering::Release);
+    let frames = frames.map_or(std::ptr::null_mut(), |frames| frames as *mut ());
+    FRAMES.store(frames, Ordering::SeqCst);
+    while CALLS.load(Ordering::SeqCst) > 0 && !is_forked() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// A call that has not returned.
+struct Call;
+
+impl Call {
+    fn begin() -> Self {
+        // Before the function is read: what replaces it then waits for this call.
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Appends what the program says of the calling thread.
 fn append_frames(text: &mut String) {
-    let number = FRAMES.load(Ordering::Acquire);
-    // SAFETY: the number is 0, which is none, or was made of such a function.
-    let Some(frames) = (unsafe { std::mem::transmute::<usize, Frames>(number) }) else {
+    if FRAMES.load(Ordering::Relaxed).is_null() {
+        return;
+    }
+    let _call = Call::begin();
+    let frames = FRAMES.load(Ordering::SeqCst);
+    // SAFETY: null, which is none, or made of such a function.
+    let Some(frames) = (unsafe { std::mem::transmute::<*mut (), Frames>(frames) }) else {
         return;
     };
     let mut bytes = vec![0_u8; LONGEST_FRAMES];
@@ -87,7 +116,11 @@ impl Recorder {
         let Some(file) = &self.file else {
             return Ok(());
         };
-        self.recorder.flush()?;
+        // In a fork the file is the parent's to complete.
+        if is_forked() {
+            return Ok(());
+        }
+        self.recorder.close()?;
         file.end()
     }
 

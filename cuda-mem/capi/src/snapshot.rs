@@ -7,8 +7,8 @@ use crate::resource::{Resource, Source};
 use crate::status::{Status, answer, invalid};
 
 /// Writes the segments and blocks of an arena or a pool to a new file, in the form of PyTorch's memory snapshots: as JSON if the
-/// name ends in .json, and as a pickle otherwise. With `recorder`, which must be the one of that arena or pool and keep its
-/// events in memory, the file also has these events, and blocks have the bytes that were asked for and where they come from.
+/// name ends in .json, and as a pickle otherwise. With `recorder`, the one of that arena or pool, which keeps its events in
+/// memory, the file also has these events, and blocks have the bytes that were asked for and where they come from.
 ///
 /// CUDAMEM_STATUS_INVALID_VALUE for an adaptor. A pool without a recorder has no blocks in the file.
 ///
@@ -26,10 +26,10 @@ pub unsafe extern "C" fn cudamem_snapshot_write(
         let resource = unsafe { Resource::of(resource, "resource") }?;
         // SAFETY: as above.
         let path = unsafe { recorder::path(path, "path") }?;
-        let snapshot = match &resource.source {
-            Source::Arena(arena) => arena.snapshot(),
+        let (snapshot, own) = match &resource.source {
+            Source::Arena(arena) => (arena.snapshot(), arena.recorder()),
             Source::Pool => match cuda_mem::MemoryResource::pool(&resource.resource) {
-                Some(pool) => pool.snapshot()?,
+                Some(pool) => (pool.snapshot()?, pool.recorder()),
                 None => return Err(invalid("`resource` has no pool")),
             },
             Source::Limit | Source::Statistics(_) | Source::Checked(_) => {
@@ -41,7 +41,11 @@ pub unsafe extern "C" fn cudamem_snapshot_write(
             None
         } else {
             // SAFETY: as above.
-            Some(unsafe { Recorder::of(recorder) }?.recording()?)
+            let recorder = unsafe { Recorder::of(recorder) }?;
+            if !own.is_some_and(|own| own.is_same(recorder.recorder())) {
+                return Err(invalid("`recorder` is not the one that records `resource`"));
+            }
+            Some(recorder.recording()?)
         };
         let is_json = path.extension().is_some_and(|ending| ending == "json");
         write_file(&path, |file| {

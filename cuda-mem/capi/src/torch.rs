@@ -77,7 +77,7 @@ const _: () = assert!(size_of::<TorchStats>() == 96);
 ///
 /// # Safety
 ///
-/// `options` is null or begins with its size; `record` is null or a zero-terminated string.
+/// `options` is null or begins with its size, and its recorder is not released; `record` is null or a zero-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_torch_use_arena(
     options: *const ArenaOptions,
@@ -118,7 +118,8 @@ unsafe fn choose<T: Plain + Default>(
         // SAFETY: as above.
         let record = (!record.is_null()).then(|| unsafe { path(record, "record") });
         let record = record.transpose()?;
-        config::configure(source(options), record, reports_out_of_memory != 0)
+        // SAFETY: as above.
+        unsafe { config::configure(source(options), record, reports_out_of_memory != 0) }
     })
 }
 

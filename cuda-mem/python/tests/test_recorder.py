@@ -4,6 +4,7 @@ import collections
 import csv
 import gzip
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import unittest
+import zlib
 
 import cuda_mem
 
@@ -122,8 +124,86 @@ class Recorders(unittest.TestCase):
         self.assertEqual(sum(event["ph"] == "b" for event in events), 2)
         with self.assertRaisesRegex(cuda_mem.InvalidValueError, "adaptor"):
             cuda_mem.Statistics(arena).snapshot()
+        with self.assertRaisesRegex(cuda_mem.InvalidValueError, "not the one"):
+            arena.snapshot(cuda_mem.Recorder())
         arena.deallocate(kept, 1000)
         pool.deallocate(of_pool, 3000)
+
+    def test_what_comes_after_the_end_is_counted(self):
+        recorder = cuda_mem.Recorder(path=self.folder / "run.csv")
+        arena = cuda_mem.Arena(recorder=recorder)
+        arena.deallocate(arena.allocate(1000), 1000)
+        recorder.end()
+        lines = len(lines_of(self.folder / "run.csv"))
+        for _ in range(10_000):
+            arena.deallocate(arena.allocate(1000), 1000)
+        recorder.end()
+        self.assertGreaterEqual(recorder.dropped, 20_000)
+        self.assertEqual(len(lines_of(self.folder / "run.csv")), lines)
+
+    def test_recorders_end_with_their_objects(self):
+        def files():
+            return len(os.listdir("/proc/self/fd"))
+
+        before = files()
+        for number in range(20):
+            cuda_mem.Recorder(path=self.folder / f"{number}.csv.gz")
+        self.assertEqual(files(), before)
+
+    def run_program(self, program, path):
+        program = f"import os, sys\nimport cuda_mem\npath = {str(path)!r}\n" + textwrap.dedent(program)
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    def test_a_fork_leaves_the_file_alone(self):
+        path = self.folder / "run.csv.gz"
+        ended = self.run_program(
+            """
+            recorder = cuda_mem.Recorder(path=path)
+            arena = cuda_mem.Arena(recorder=recorder)
+            for size in range(1, 10_001):
+                arena.deallocate(arena.allocate(size), size)
+            if os.fork() == 0:
+                sys.exit(0)
+            os.wait()
+            """,
+            path,
+        )
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertEqual(sum(line["Action"] == "allocate" for line in lines_of(path)), 10_000)
+
+    def test_a_program_that_dies_of_want_leaves_its_log(self):
+        path = self.folder / "run.csv.gz"
+        ended = self.run_program(
+            """
+            arena = cuda_mem.Arena(recorder=cuda_mem.Recorder(path=path), max_bytes=1 << 30)
+            arena.allocate(1000)
+            try:
+                arena.allocate(2 << 30)
+            except cuda_mem.OutOfMemoryError:
+                os._exit(7)
+            """,
+            path,
+        )
+        self.assertEqual(ended.returncode, 7, ended.stderr)
+        # The file has no end.
+        log = zlib.decompressobj(31).decompress(path.read_bytes()).decode()
+        self.assertEqual(log.splitlines()[-1].split(",")[2:5], ["allocate failure", "0x0", str(2 << 30)])
+
+    def test_threads_with_stacks_may_outlive_python(self):
+        program = """
+            import threading, time
+            cuda_mem.record_stacks()
+            arena = cuda_mem.Arena(recorder=cuda_mem.Recorder())
+            def work():
+                while True:
+                    arena.deallocate(arena.allocate(1000), 1000)
+            for _ in range(8):
+                threading.Thread(target=work, daemon=True).start()
+            time.sleep(0.1)
+            """
+        for _ in range(4):
+            ended = self.run_program(program, "")
+            self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
     def test_mistakes(self):
         with self.assertRaises(ValueError):

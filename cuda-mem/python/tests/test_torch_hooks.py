@@ -330,6 +330,18 @@ class Hooks(unittest.TestCase):
             self.assertEqual((actions["allocate"], actions["free"]), (2000, 2000))
             self.assertGreaterEqual(actions["map"], 1)
 
+    def test_a_recorder_may_go_before_a_device_is_used(self):
+        run(
+            """
+            recorder = cuda_mem.Recorder()
+            options = arena_options(recorder=recorder)
+            check(lib.cudamem_torch_use_arena(options, None, 1))
+            del recorder
+            block = lib.cudamem_torch_alloc(1000, 0, None)
+            lib.cudamem_torch_free(block, 1000, 0, None)
+            """
+        )
+
     def test_threads(self):
         run(
             """

@@ -86,7 +86,7 @@ use crate::base::biased::lock::{self, BiasedLock};
 use crate::base::biased::thread;
 use crate::base::error::Result;
 use crate::driver::device::Device;
-use crate::ledger::{Item, LedgerKind};
+use crate::ledger::{Item, LedgerKind, Recorder};
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
 use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
@@ -467,6 +467,12 @@ impl Arena {
     /// ```
     pub fn set_max_bytes(&self, bytes: u64) {
         self.0.backing.reserved().set_max(bytes);
+    }
+
+    /// What [records](ArenaBuilder::record) the arena, if it is recorded.
+    #[must_use]
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.0.backing.observer.recorder()
     }
 
     /// Whether two handles refer to the same arena.

@@ -7,13 +7,14 @@ use std::alloc::Layout;
 use std::sync::atomic::Ordering;
 
 use super::page_map::CacheId;
-use super::{Inner, UNIT, units};
-use crate::base::error::{Result, took_effect};
+use super::slow_path::For;
+use super::{Inner, UNIT, UnknownBlock, units};
+use crate::base::error::{Error, Result};
 use crate::base::{origin, report};
 use crate::stream::Stream;
 
 impl Inner {
-    /// The mark with which a cache is noted in a stream's slot. There are never so many arenas that these meet.
+    /// The mark with which a cache is noted in a stream's slot. Arena numbers stay below 2³¹, so the two never collide.
     pub(super) fn note_mark(&self) -> u32 {
         if self.backing.observer.begin() {
             !self.number
@@ -61,16 +62,21 @@ impl Inner {
         size: u32,
         stream: &Stream,
     ) -> Result<()> {
-        let (observer, bytes) = (&self.backing.observer, layout.size() as u64);
-        // From the free on, another thread may get the block.
-        observer.frees(address, bytes, stream);
-        let noted = self.noted_observed_cache(stream);
-        let freed = noted
-            .and_then(|id| self.deallocate_in(id, address, size))
-            .unwrap_or_else(|| self.deallocate_slowly(address, size, stream));
-        if !took_effect(&freed) {
-            observer.not_freed(address, bytes, stream);
+        if report::is_forked() {
+            return Err(Error::forked());
         }
+        // What the stream may not do is refused before the free is recorded. A free that fails later is of no block.
+        let id = match self.noted_observed_cache(stream) {
+            Some(id) => id,
+            None => self.cache_of(stream, For::Free)?,
+        };
+        let observer = &self.backing.observer;
+        // From the free on, another thread may get the block.
+        observer.frees(address, layout.size() as u64, stream);
+        let freed = self.deallocate_in(id, address, size).unwrap_or_else(|| {
+            let start = address / UNIT;
+            Err(self.unknown(UnknownBlock { start }))
+        });
         observer.calls(self.driver_calls());
         freed
     }

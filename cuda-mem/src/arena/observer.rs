@@ -1,4 +1,4 @@
-//! Who watches what becomes of an arena's memory.
+//! Notifies the recorder and the NVTX tool of blocks, and of the memory that blocks lie in.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use crate::stream::context::Context;
 #[derive(Debug)]
 pub(super) struct Observer {
     recorder: Option<Recorder>,
-    /// What a tool is told, if there is one. Decided at the first request: CUDA is initialised then.
+    /// What a tool is told, if there is one. Decided at the first request at the latest: CUDA is initialised then.
     regions: LockedOnce<Option<Regions>>,
     is_plain: bool,
     is_on: AtomicBool,
@@ -145,16 +145,6 @@ impl Observer {
         }
     }
 
-    /// A block that was said to be freed is still allocated.
-    #[cold]
-    pub(super) fn not_freed(&self, address: u64, bytes: u64, stream: &Stream) {
-        self.note(TraceAction::Allocate, address, bytes, number(stream));
-        if let Some(regions) = self.regions() {
-            regions.allocated(address, bytes, None);
-        }
-    }
-
-    /// For a tool it is still a block: the work of other streams may use it.
     pub(super) fn parked(&self, address: u64, bytes: u64, stream: &Stream) {
         self.note(TraceAction::FreeRequested, address, bytes, number(stream));
     }

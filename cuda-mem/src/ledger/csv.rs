@@ -56,9 +56,12 @@ impl Line {
     }
 }
 
-/// Appends a field of text, in quotes if it needs them.
+/// Appends a field of text, in quotes if it needs them. Ends of lines become spaces, for readers that go by lines.
 pub(super) fn text(line: &mut Vec<u8>, text: &str) {
-    if !text.contains(['"', ',', '\n', '\r']) {
+    if text.contains(['\n', '\r']) {
+        return self::text(line, &text.replace(['\n', '\r'], " "));
+    }
+    if !text.contains(['"', ',']) {
         line.extend_from_slice(text.as_bytes());
         return;
     }
@@ -131,5 +134,6 @@ mod tests {
         };
         assert_eq!(quoted("src/main.rs:12"), "src/main.rs:12");
         assert_eq!(quoted("a, \"b\""), "\"a, \"\"b\"\"\"");
+        assert_eq!(quoted("a\nb"), "a b");
     }
 }

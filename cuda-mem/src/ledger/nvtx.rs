@@ -34,7 +34,7 @@ static FOUND: LockedOnce<Found> = LockedOnce::new();
 
 impl Ledger {
     /// The library of the tool that arenas tell of their blocks, such as compute-sanitizer's. `None` if no tool asks to be
-    /// told, if `CUDA_MEM_NVTX` is `off`, or if no arena has allocated yet: the first one attaches to the tool that
+    /// told, if `CUDA_MEM_NVTX` is `off`, or if there was no arena yet: the first one attaches to the tool that
     /// `NVTX_INJECTION64_PATH` names.
     ///
     /// # Errors

@@ -298,6 +298,29 @@ impl Replayed {
     }
 }
 
+/// A free of what is no block is recorded as a free, and nothing appears in its place.
+#[apply(case)]
+fn a_wrong_free_makes_no_block(env: &Environment) -> Result<()> {
+    let recorder = Recorder::ring(1000);
+    let arena = Arena::builder(&env.device()?).record(&recorder).build()?;
+    let stream = env.stream()?;
+    let layout = Layout::from_size_align(1000, 256)?;
+    let address = arena.allocate(layout, &stream)?;
+    let other = arena.allocate(layout, &stream)?;
+    // SAFETY: allocated above, and never used.
+    unsafe { arena.deallocate(address, layout, &stream) }?;
+    // An address within the arena's memory would be found to be wrong later.
+    // SAFETY: the arena refuses what is no block.
+    ensure!(unsafe { arena.deallocate(1 << 40, layout, &stream) }.is_err());
+    let recording = recorder.recording();
+    let allocated = of(&recording, TraceAction::Allocate);
+    ensure!(allocated.len() == 2, "{allocated:?}");
+    ensure!(of(&recording, TraceAction::Free).len() == 2);
+    // SAFETY: as above.
+    unsafe { arena.deallocate(other, layout, &stream) }?;
+    Ok(())
+}
+
 #[apply(case)]
 fn requests_that_fail_are_recorded(env: &Environment) -> Result<()> {
     let recorder = Recorder::ring(1000);

@@ -80,6 +80,10 @@ const ASKING: &[(&str, &str)] = &[
     ("base/exit.rs", "a handler at exit, which waits for threads"),
     ("arena/free.rs", "locks of its own"),
     ("arena/observed.rs", "locks of its own"),
+    (
+        "ledger/recorder/mod.rs",
+        "a destructor must not drop the program's writer",
+    ),
     ("arena/parked.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
     ("arena/snapshot.rs", "locks of its own"),

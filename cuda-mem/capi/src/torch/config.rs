@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use cuda_mem::{Error, ErrorKind};
+use cuda_mem::{Error, ErrorKind, ledger};
 
 use crate::arena::ArenaOptions;
 use crate::pool::PoolOptions;
@@ -20,17 +20,31 @@ pub(super) enum Source {
 pub(super) struct Config {
     pub(super) source: Source,
     pub(super) record: Option<PathBuf>,
+    /// Unless there is a path.
+    pub(super) recorder: Option<ledger::Recorder>,
     reports_out_of_memory: bool,
 }
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
 
-pub(super) fn configure(
-    source: Source,
+/// # Safety
+///
+/// The recorder of the options is null or not released.
+pub(super) unsafe fn configure(
+    mut source: Source,
     record: Option<PathBuf>,
     reports_out_of_memory: bool,
 ) -> Result<(), Error> {
+    let recorder = match &mut source {
+        Source::Arena(options) => &mut options.recorder,
+        Source::Pool(options) => &mut options.recorder,
+    };
+    // Devices are used for the first time later, when the caller may have released it.
+    let recorder = std::mem::replace(recorder, std::ptr::null());
+    // SAFETY: promised by the caller, in the words of the section above.
+    let recorder = unsafe { recorder.as_ref() }.map(|recorder| recorder.recorder().clone());
     let config = Config {
+        recorder,
         source,
         record,
         reports_out_of_memory,

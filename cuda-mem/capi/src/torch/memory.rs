@@ -115,12 +115,16 @@ impl Memory {
                 Some(Recorder::to_file(file))
             }
         };
-        let own = recorder.as_ref().map(std::ptr::from_ref);
+        let own = recorder.as_ref().map(Recorder::recorder);
+        let recorded_by = own.or(config.recorder.as_ref());
         let (served, resource) = match config.source {
-            Source::Arena(mut options) => {
-                options.recorder = own.unwrap_or(options.recorder);
-                // SAFETY: null, the recorder above, or one that the program does not release.
-                let arena = unsafe { arena::configure(Arena::builder(&device), &options) }?;
+            Source::Arena(options) => {
+                let mut builder = Arena::builder(&device);
+                if let Some(recorder) = recorded_by {
+                    builder = builder.record(recorder);
+                }
+                // SAFETY: the options name no recorder any more.
+                let arena = unsafe { arena::configure(builder, &options) }?;
                 arena.set_max_bytes(arena.max_bytes().min(max));
                 (Served::Arena(arena.clone()), Resource::from(arena))
             }
@@ -134,9 +138,12 @@ impl Memory {
                     };
                     options.max_bytes = limit.min(max);
                 }
-                options.recorder = own.unwrap_or(options.recorder);
+                let mut builder = MemoryPool::builder(&device);
+                if let Some(recorder) = recorded_by {
+                    builder = builder.record(recorder);
+                }
                 // SAFETY: as above.
-                let pool = unsafe { pool::configure(MemoryPool::builder(&device), &options) }?;
+                let pool = unsafe { pool::configure(builder, &options) }?;
                 let pool = Resource::from(pool);
                 (Served::Pool(pool.clone(), OnceCell::new()), pool)
             }

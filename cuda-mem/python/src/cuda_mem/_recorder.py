@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import sys
+import weakref
 from typing import Any
 
 from . import _library as c
@@ -26,8 +27,6 @@ class Recorder:
     name ends in .gz; `end` completes it, at the latest when Python exits.
     """
 
-    _release = staticmethod(c.library.cudamem_recorder_release)
-
     def __init__(self, entries: int = 1_000_000, *, path: str | os.PathLike[str] | None = None) -> None:
         handle = ctypes.c_void_p()
         if path is None:
@@ -36,8 +35,11 @@ class Recorder:
             check(c.library.cudamem_recorder_create(entries, ctypes.byref(handle)))
         else:
             check(c.library.cudamem_recorder_create_file(os.fsencode(path), ctypes.byref(handle)))
-            atexit.register(self.end)
         self._handle = handle.value
+        # What it records may be used for longer, and then completes the file at its end.
+        weakref.finalize(self, c.library.cudamem_recorder_release, self._handle).atexit = False
+        if path is not None:
+            _written.add(self)
 
     @property
     def handle(self) -> int:
@@ -63,14 +65,20 @@ class Recorder:
         """Completes the file of a recorder that writes to one. Later events are lost."""
         check(c.library.cudamem_recorder_end(self._handle))
 
-    def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
-        if handle:
-            self._release(handle)
-
     def __reduce__(self) -> Any:
         # A copy would release what is not its own.
         raise TypeError("a Recorder cannot be copied or pickled; pass the object itself")
+
+
+_written: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for recorder in list(_written):
+        recorder.end()
+
+
+atexit.register(_end_all)
 
 
 _FRAMES = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
@@ -92,7 +100,7 @@ def _frames(text: Any, size: int) -> int:
         frame = frame.f_back
     found = ";".join(names).encode("utf-8", "replace")
     if len(found) > size:
-        found = found[:size]
+        found = found[:size].rpartition(b";")[0]
     ctypes.memmove(text, found, len(found))
     return len(found)
 

@@ -118,13 +118,8 @@ def use_pool(
 
 def _recorder_or_path(record: Any) -> tuple[Recorder | None, Any]:
     if isinstance(record, Recorder):
-        # Devices are used for the first time later.
-        _recorders.append(record)
         return record, None
     return None, record
-
-
-_recorders: list[Recorder] = []
 
 
 def is_used() -> bool:

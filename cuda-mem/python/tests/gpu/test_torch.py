@@ -284,7 +284,7 @@ class Torch(unittest.TestCase):
                 f"over.use_arena(record={str(path)!r})",
             )
             lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-            self.assertEqual(lines[0], "Thread,Time,Action,Pointer,Size,Stream")
+            self.assertEqual(lines[0], "Thread,Time,Action,Pointer,Size,Stream,Origin")
             self.assertGreaterEqual(sum(",allocate," in line for line in lines), 1000)
 
     def test_exchange(self):

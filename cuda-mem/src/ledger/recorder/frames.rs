@@ -6,6 +6,9 @@ use std::sync::{Arc, OnceLock};
 use crate::base::lock::Lock;
 use crate::base::report;
 
+/// They are kept as long as the recorder. A program that runs the same code again and again has far fewer.
+const MOST_LISTS: usize = 100_000;
+
 /// Appends the frames of the calling thread.
 type Source = Box<dyn Fn(&mut String) + Send + Sync>;
 
@@ -50,6 +53,9 @@ impl Frames {
         };
         if let Some(number) = lists.numbers.get(frames.as_str()) {
             return *number;
+        }
+        if lists.by_number.len() >= MOST_LISTS {
+            return 0;
         }
         let frames = Arc::<str>::from(frames);
         lists.by_number.push(Arc::clone(&frames));

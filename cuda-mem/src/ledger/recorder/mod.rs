@@ -35,12 +35,12 @@ use sink::{Ring, Sink, Writer};
 /// [`ArenaBuilder::record`](crate::arena::ArenaBuilder::record) or [`PoolBuilder::record`](crate::PoolBuilder::record),
 /// and any resource in a [`RecordingAdaptor`](crate::memory::RecordingAdaptor). Several of them may share one recorder.
 ///
-/// **Cost**: each event takes a lock that threads share only if there are more than 64 of them, and a reading of the
-/// processor's time stamp counter. Once in 256 events a second lock is taken; lines are written some thousand at a time, and at
+/// **Cost**: each event takes one of 64 locks, which few threads share, and a reading of the processor's time stamp counter. Once in 256 events a second lock is taken; lines are written some thousand at a time, and at
 /// once when an allocation fails. Nothing is recorded in a fork.
 ///
 /// **Time** is that of the processor's counter where it runs at a constant rate, and of the system's monotonic clock
-/// elsewhere. Differences are exact to tens of nanoseconds. An allocation has the time at which it was answered, a free
+/// elsewhere. Short differences are exact to tens of nanoseconds; over seconds the counter's rate matters, which is measured to about
+/// a millionth. An allocation has the time at which it was answered, a free
 /// the time at which it was asked for.
 ///
 /// A handle that can be cloned; all methods may be called from any thread.
@@ -135,8 +135,8 @@ type New = (
 );
 
 impl Recorder {
-    /// Keeps the newest `entries` events in memory; a few thousand more may be kept. Older ones are dropped and
-    /// [counted](Recording::dropped). Takes 64 bytes an event.
+    /// Keeps the newest `entries` events in memory; up to 16,384 more may be kept. Older ones are dropped and
+    /// [counted](Recording::dropped). Takes 48 bytes an event.
     #[must_use]
     pub fn ring(entries: usize) -> Self {
         Self::new(Sink::Ring(Ring::new(entries.div_ceil(CHUNK).max(1))))
@@ -197,7 +197,8 @@ impl Recorder {
 
     /// Asks `source` for the origin of each allocation, instead of taking the line of the Rust program. It appends the
     /// frames of the calling thread, innermost first and separated by `;`, each `FILE:LINE` or `FILE:LINE NAME`. For
-    /// programs in other languages; if it appends nothing, the origin is not known. It is called without a lock, and must not use memory that is recorded here. If a
+    /// programs in other languages; if it appends nothing, the origin is not known. A
+    /// recorder keeps 100,000 different lists, and no origin beyond them. The time of an allocation is that after the call. It is called without a lock, and must not use memory that is recorded here. If a
     /// recorder has a source already, that one stays.
     #[must_use]
     pub fn with_frames(self, source: impl Fn(&mut String) + Send + Sync + 'static) -> Self {
@@ -255,6 +256,26 @@ impl Recorder {
     pub(crate) fn now(&self) -> u64 {
         let inner = &*self.0;
         inner.clock.delta_as_nanos(inner.start, inner.clock.raw())
+    }
+
+    /// Writes what is collected, and then nothing more: later events are [dropped](Self::dropped). Does nothing for a
+    /// [`ring`](Self::ring).
+    ///
+    /// # Errors
+    ///
+    /// Same as [`flush`](Self::flush).
+    pub fn close(&self) -> Result<()> {
+        self.0.flush()?;
+        if let Sink::Writer(writer) = &mut *self.0.sink.lock()? {
+            writer.close();
+        }
+        Ok(())
+    }
+
+    /// Whether two handles refer to the same recorder.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Records an event of the calling thread.
@@ -435,6 +456,12 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if report::is_forked()
+            && let Sink::Writer(writer) = self.sink.get_mut()
+        {
+            // What it has is the parent's to write.
+            writer.forget();
+        }
         report::release("log of a recorder", || self.flush());
     }
 }

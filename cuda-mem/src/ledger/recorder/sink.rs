@@ -130,6 +130,18 @@ impl Writer {
         }
     }
 
+    /// Nothing more is written.
+    pub(super) fn close(&mut self) {
+        self.state = State::Over;
+    }
+
+    /// Leaves the writer as it is, without running its destructor.
+    pub(super) fn forget(&mut self) {
+        let out = std::mem::replace(&mut self.out, Box::new(io::sink()));
+        std::mem::forget(out);
+        self.collected.clear();
+    }
+
     /// Returns a failure once.
     pub(super) fn finish(&mut self) -> Result<()> {
         if !matches!(self.state, State::Failed(_)) {

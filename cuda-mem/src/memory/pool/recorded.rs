@@ -26,7 +26,7 @@ pub(super) struct PoolRecorder {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Live {
+pub(super) struct Live {
     bytes: u64,
     stream: u64,
     line: Option<&'static Location<'static>>,
@@ -66,6 +66,12 @@ impl Pool {
         Some(Recorded { pool: self, to })
     }
 
+    /// What [records](super::PoolBuilder::record) the pool, if it is recorded.
+    #[must_use]
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.0.recording.as_deref().map(|to| &to.recorder)
+    }
+
     /// The pool as a resource, if it records: the buffer then frees its memory through the pool.
     #[inline]
     pub(crate) fn recording_resource(&self) -> Option<Resource> {
@@ -94,18 +100,19 @@ impl Recorded<'_> {
         self.note_reserved();
     }
 
-    pub(super) fn frees(self, address: CUdeviceptr, bytes: usize, stream: &Stream) {
-        if let Some(mut all) = self.to.live.lock_unless_forked() {
-            all.remove(&address);
-        }
+    /// Returns what is to be [restored](Self::restore) if the free fails.
+    pub(super) fn frees(self, address: CUdeviceptr, bytes: usize, stream: &Stream) -> Option<Live> {
+        let live = self.to.live.lock_unless_forked();
+        let live = live.and_then(|mut all| all.remove(&address));
         self.note(TraceAction::Free, address, bytes as u64, number(stream));
+        live
     }
 
-    /// Memory that was said to be freed is still allocated.
+    /// Undoes [`frees`](Self::frees) after a free that failed.
     #[cold]
-    pub(super) fn not_freed(self, address: CUdeviceptr, bytes: usize, stream: &Stream) {
-        self.is_live(address, bytes as u64, stream, None);
-        self.note(TraceAction::Allocate, address, bytes as u64, number(stream));
+    pub(super) fn restore(self, address: CUdeviceptr, live: Live) {
+        self.to.insert(address, live);
+        self.note(TraceAction::Allocate, address, live.bytes, live.stream);
     }
 
     pub(super) fn trimmed(self, keep: usize) {

@@ -46,11 +46,10 @@ unsafe impl MemoryResource for Pool {
         if address == 0 {
             return Ok(());
         }
-        let recorded = self.recorded();
-        if let Some(recorded) = &recorded {
-            // From the free on, another thread may get the memory.
-            recorded.frees(address, layout.size(), stream);
-        }
+        // From the free on, another thread may get the memory.
+        let recorded = self
+            .recorded()
+            .and_then(|recorded| Some((recorded, recorded.frees(address, layout.size(), stream)?)));
         // SAFETY: the address is this pool's and the caller's to free in this stream.
         let freed = match unsafe { free(address, stream) } {
             Ok(()) => {
@@ -64,10 +63,10 @@ unsafe impl MemoryResource for Pool {
                 })
             },
         };
-        if let Some(recorded) = recorded
+        if let Some((recorded, live)) = recorded
             && !took_effect(&freed)
         {
-            recorded.not_freed(address, layout.size(), stream);
+            recorded.restore(address, live);
         }
         freed
     }

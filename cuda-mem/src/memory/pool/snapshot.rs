@@ -18,8 +18,8 @@ impl Pool {
     /// reads all events, as [`Recorder::recording`](crate::ledger::Recorder::recording) does. While other threads are active, the
     /// blocks and the bytes held are not of the same moment.
     ///
-    /// A block that left this crate, as by [`DeviceBuffer::into_raw`](crate::DeviceBuffer::into_raw), stays in the list
-    /// until its address is allocated again.
+    /// A block that is freed by other means than its buffer or this resource stays in the list until its address is allocated
+    /// again.
     ///
     /// # Errors
     ///
