@@ -32,7 +32,7 @@ pub enum AttemptFailure {
     NotGdr,
     /// It opened, but exports no `InitializeInjectionNvtxExtension`: not a tool for extensions of NVTX.
     NotNvtx,
-    /// The tool refused to be told of memory, or is of another version of NVTX's extension.
+    /// The tool refused to be notified of memory, or is of another version of NVTX's extension.
     NvtxRefused,
     /// The tool takes extensions of NVTX, but not all functions for memory.
     NvtxWithoutMemory,

@@ -78,8 +78,8 @@ fn run(args: &Args) -> Result<()> {
     // Mapped memory around the blocks, so that the mistakes stay within what the driver knows.
     drop(arena.alloc::<u8>(&stream, 1 << 20)?);
     match Ledger::nvtx_tool() {
-        Ok(Some(tool)) => say!("blocks are told to {}", tool.display())?,
-        Ok(None) => say!("no tool is told of blocks")?,
+        Ok(Some(tool)) => say!("the blocks are registered with {}", tool.display())?,
+        Ok(None) => say!("no tool sees the blocks")?,
         Err(error) => say!("{error}")?,
     }
     let (program, backing) = (word(args.program), arena.backing());

@@ -1,6 +1,6 @@
-//! NVTX's memory extension, raw: how a tool such as compute-sanitizer is told which parts of memory are in use.
+//! NVTX's memory extension, raw: how a tool such as compute-sanitizer learns which parts of memory are in use.
 //!
-//! NVTX is no library to open. A tool that wants to be told sets [`NVTX_INJECTION_VARIABLE`] to its own library, and
+//! NVTX is no library to open. A tool that wants to be notified sets [`NVTX_INJECTION_VARIABLE`] to its own library, and
 //! [`load`] hands that library an empty table, which it fills. Written by hand for the extension's compatibility number
 //! [`NVTX_EXT_COMPATID_MEM`].
 //!

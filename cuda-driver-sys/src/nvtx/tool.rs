@@ -1,4 +1,4 @@
-//! Finding the tool that wants to be told, and attaching to it.
+//! Finding the tool to be notified, and attaching to it.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -28,7 +28,7 @@ pub const NVTX_INJECTION_VARIABLE: &str = "NVTX_INJECTION32_PATH";
 /// The value of the variable that NVTX takes for "no tool".
 const NO_TOOL: &str = "./.";
 
-/// A tool that is told of memory. Its library stays open for the life of the process.
+/// A tool that is notified of memory. Its library stays open for the life of the process.
 pub struct NvtxTool {
     path: PathBuf,
     table: NvtxMemTable,
@@ -57,7 +57,7 @@ impl fmt::Debug for NvtxTool {
     }
 }
 
-/// The tool that the environment names cannot be told of memory.
+/// The tool that the environment names cannot be notified of memory.
 #[derive(Clone)]
 pub struct NvtxLoadError {
     attempt: Attempt,
@@ -73,7 +73,7 @@ impl NvtxLoadError {
 
 impl fmt::Display for NvtxLoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no tool is told of memory through NVTX: ")?;
+        f.write_str("no tool is notified of memory through NVTX: ")?;
         crate::opening::write_attempts(f, std::slice::from_ref(&self.attempt))?;
         write!(f, ". {NVTX_INJECTION_VARIABLE} names it")
     }
@@ -97,11 +97,11 @@ impl std::error::Error for NvtxLoadError {}
 /// Attaches to the tool that [`NVTX_INJECTION_VARIABLE`] names, once: later calls return the same tool or the same
 /// failure. `None` if the variable names none.
 ///
-/// Call it after `cuInit`: compute-sanitizer wants CUDA to be initialised before it is told anything.
+/// Call it after `cuInit`: compute-sanitizer wants CUDA to be initialised before any notification.
 ///
 /// # Errors
 ///
-/// [`NvtxLoadError`] says why the tool cannot be told of memory.
+/// [`NvtxLoadError`] says why the tool cannot be notified of memory.
 pub fn load() -> Result<Option<&'static NvtxTool>, NvtxLoadError> {
     static TOOL: OnceCell<Option<Result<NvtxTool, NvtxLoadError>>> = OnceCell::new();
     let found = TOOL.get_or_init(|| {
@@ -125,7 +125,7 @@ pub fn load() -> Result<Option<&'static NvtxTool>, NvtxLoadError> {
 ///
 /// # Errors
 ///
-/// [`NvtxLoadError`] says why the tool cannot be told of memory.
+/// [`NvtxLoadError`] says why the tool cannot be notified of memory.
 pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<&'static NvtxTool, NvtxLoadError> {
     open(path.as_ref().to_path_buf()).map(|tool| &*Box::leak(Box::new(tool)))
 }
@@ -140,7 +140,7 @@ fn open(path: PathBuf) -> Result<NvtxTool, NvtxLoadError> {
 }
 
 fn attach(path: &Path) -> Result<NvtxMemTable, AttemptFailure> {
-    // SAFETY: whoever set the variable, or the caller of `load_from`, vouches for the file.
+    // SAFETY: whoever set the variable, or the caller of `load_from`, is trusted to name a valid library.
     let library = unsafe { open_library(path) }?;
     let initialize = initialize(&library).ok_or(AttemptFailure::NotNvtx)?;
     // From here on the tool may have kept an address of its own, so its library is never closed.

@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     let (driver, backend) = open()?;
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
-    if has(watched::TOLD) {
+    if has(watched::UNDER_TOOL) {
         println!("{}", watched::told(&device, &stream)?);
         return Ok(());
     }

@@ -29,7 +29,7 @@ pub(crate) struct Row {
 }
 
 /// The option of the process under the tool. It prints the median.
-pub(crate) const TOLD: &str = "--told";
+pub(crate) const UNDER_TOOL: &str = "--under-tool";
 
 fn round(arena: &Arena, stream: &Stream, layout: Layout) -> Result<f64> {
     let start = Instant::now();
@@ -83,7 +83,7 @@ pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
     let plain = rows.first().map_or(f64::NAN, |row| row.pair_ns);
     if let Some(pair_ns) = under_tool()? {
         rows.push(Row {
-            name: "told to a tool",
+            name: "under a tool",
             pair_ns,
             cost_ns: pair_ns - plain,
         });
@@ -98,7 +98,7 @@ fn under_tool() -> Result<Option<f64>> {
         return Ok(None);
     };
     let output = std::process::Command::new(std::env::current_exe()?)
-        .arg(TOLD)
+        .arg(UNDER_TOOL)
         .env(cuda_mem::sys::nvtx::NVTX_INJECTION_VARIABLE, tool)
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -125,7 +125,7 @@ pub(crate) fn told(device: &Device, stream: &Stream) -> Result<f64> {
             pairs.push(ns);
         }
     }
-    ensure!(Ledger::nvtx_tool()?.is_some(), "no tool is told");
+    ensure!(Ledger::nvtx_tool()?.is_some(), "no tool is attached");
     Ok(middle(pairs))
 }
 

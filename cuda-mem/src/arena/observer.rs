@@ -17,7 +17,7 @@ use crate::stream::context::Context;
 #[derive(Debug)]
 pub(super) struct Observer {
     recorder: Option<Recorder>,
-    /// What a tool is told, if there is one. Decided at the first request at the latest: CUDA is initialised then.
+    /// Notifies a tool, if there is one. Decided at the first request at the latest: CUDA is initialised then.
     regions: LockedOnce<Option<Regions>>,
     is_plain: bool,
     is_on: AtomicBool,

@@ -17,7 +17,7 @@ use crate::ledger::nvtx::Tool;
 /// compute-sanitizer takes no longer names.
 const LONGEST_NAME: usize = 49;
 
-/// The heaps and regions of an arena. Threads take turns, so that the tool is told in the order of events.
+/// The heaps and regions of an arena. Threads take turns, so that the tool is notified in the order of events.
 #[derive(Debug)]
 pub(super) struct Regions {
     tool: Tool,

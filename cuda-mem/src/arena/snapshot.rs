@@ -1,4 +1,4 @@
-//! Snapshots of an arena: what becomes of each byte.
+//! Snapshots of an arena: its layout at one moment.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The tool that is told of blocks through NVTX, if there is one.
+//! The tool that is notified of blocks through NVTX, if there is one.
 
 use std::ffi::CStr;
 use std::io::Write as _;
@@ -19,7 +19,7 @@ const VARIABLE: &str = "CUDA_MEM_NVTX";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
-    /// `off`: no tool is told of anything.
+    /// `off`: no tool is notified.
     Off,
     /// `on`, the default: blocks of memory that every tool takes.
     On,
@@ -39,7 +39,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// Why the tool that asked cannot be told: [`NotFound`](crate::ErrorKind::NotFound) if its library cannot be
+    /// Why the tool that asked cannot be notified: [`NotFound`](crate::ErrorKind::NotFound) if its library cannot be
     /// opened, [`NotSupported`](crate::ErrorKind::NotSupported) if it does not take NVTX's memory extension;
     /// [`Forked`](crate::ErrorKind::Forked) in a fork.
     ///
@@ -62,7 +62,7 @@ impl Ledger {
     }
 }
 
-/// A tool that wants to be told. Its functions note addresses, and access no memory.
+/// A tool to be notified. Its functions note addresses, and access no memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tool(&'static NvtxTool);
 
@@ -75,7 +75,7 @@ fn tool() -> Option<Tool> {
 }
 
 /// The tool, for an arena whose memory it takes: `is_plain` if that is from `cuMemAlloc`. Of other memory
-/// compute-sanitizer takes no heap and counts the attempt as an error (measured), so it is told only if the environment wants
+/// compute-sanitizer takes no heap and counts the attempt as an error (measured), so it is notified only if the environment wants
 /// it. CUDA must be initialised.
 pub(crate) fn tool_for(is_plain: bool) -> Option<Tool> {
     tool().filter(|_| is_plain || setting() == Setting::Mapped)

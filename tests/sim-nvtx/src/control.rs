@@ -25,7 +25,7 @@ type ReadState =
 #[derive(Clone, Copy, Debug)]
 pub struct Control(ReadState);
 
-/// A region that a tool was told of.
+/// A region that was registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Where it begins.

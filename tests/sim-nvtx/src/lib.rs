@@ -1,7 +1,7 @@
 //! A simulated tool for NVTX's memory extension, for machines without a GPU and without NVIDIA's tools.
 //!
 //! A program that runs with `NVTX_INJECTION64_PATH` set to the built library, `libnvtx_sim.so`, attaches to it as it
-//! would to compute-sanitizer. The tool checks what it is told: regions lie in a heap and do not overlap, whatever ends
+//! would to compute-sanitizer. The tool checks the calls: regions lie in a heap and do not overlap, whatever ends
 //! was there, versions and names are right. It writes what is wrong to standard error at once, and the regions that are
 //! left when the process ends. It does not see what kernels access.
 //!

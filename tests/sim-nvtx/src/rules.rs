@@ -1,4 +1,4 @@
-//! What a tool is told, and whether that can be.
+//! What was registered, and whether the calls are consistent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! What a tool is told of arenas through NVTX, in processes that run under the simulated one.
+//! What a tool learns of arenas through NVTX, in processes that run under the simulated one.
 
 use std::path::PathBuf;
 use std::process::Output;

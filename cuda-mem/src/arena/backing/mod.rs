@@ -105,7 +105,7 @@ impl Backing {
             Kind::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
             Kind::Upstream(upstream) => upstream.grow(bytes, stream),
         }?;
-        self.tell_of(grown, stream.context());
+        self.report_growth(grown, stream.context());
         Ok(grown)
     }
 
@@ -114,7 +114,7 @@ impl Backing {
         match &self.kind {
             Kind::Vmm(vmm) => {
                 let grown = vmm.grow(Some(at), bytes, context).ok()?;
-                self.tell_of(grown, context);
+                self.report_growth(grown, context);
                 Some(grown)
             }
             Kind::Upstream(_) => None,
@@ -122,7 +122,7 @@ impl Backing {
     }
 
     /// Tells the observer of new memory, in the chunks in which it may move or go back.
-    fn tell_of(&self, grown: Chunk, context: &Context) {
+    fn report_growth(&self, grown: Chunk, context: &Context) {
         if self.observer.is_on() {
             let chunks = self.chunks_in(grown.address, grown.end());
             chunks

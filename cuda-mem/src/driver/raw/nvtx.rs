@@ -20,7 +20,7 @@ use cuda_driver_sys::nvtx::{
 const DOMAIN: nvtxDomainHandle_t = std::ptr::null_mut();
 
 /// Calls a function of the table by its symbol. `None` if the tool lacks it, and in a fork: the tool watches the parent.
-macro_rules! tell {
+macro_rules! notify {
     ($table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         match $table.$symbol {
             Some(function) if !$crate::base::report::is_forked() => {
@@ -76,7 +76,7 @@ pub(crate) unsafe fn register_heap(table: &NvtxMemTable, address: u64, bytes: u6
         },
     };
     // SAFETY: the structs say their version and sizes, and are valid during the call.
-    let handle = unsafe { tell!(table, nvtxMemHeapRegister(&raw const heap)) }?;
+    let handle = unsafe { notify!(table, nvtxMemHeapRegister(&raw const heap)) }?;
     // Null is a refusal, and the highest address the answer of NVTX without a tool.
     (!handle.is_null() && handle.addr() != usize::MAX).then_some(Heap(handle))
 }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn register_heap(table: &NvtxMemTable, address: u64, bytes: u6
 /// As [`register_heap`]; the heap must be registered, and is not afterwards.
 pub(crate) unsafe fn unregister_heap(table: &NvtxMemTable, heap: Heap) {
     // SAFETY: the handle is the tool's, of a heap that it still has.
-    unsafe { tell!(table, nvtxMemHeapUnregister(heap.0)) };
+    unsafe { notify!(table, nvtxMemHeapUnregister(heap.0)) };
 }
 
 /// # Safety
@@ -103,7 +103,7 @@ pub(crate) unsafe fn register_region(table: &NvtxMemTable, heap: Heap, address: 
         regionHandleElementsOut: std::ptr::null_mut(),
     };
     // SAFETY: the structs say their version, sizes and count, and are valid during the call; no handles are asked for.
-    unsafe { tell!(table, nvtxMemRegionsRegister(&raw const regions)) };
+    unsafe { notify!(table, nvtxMemRegionsRegister(&raw const regions)) };
 }
 
 /// # Safety
@@ -121,7 +121,7 @@ pub(crate) unsafe fn unregister_region(table: &NvtxMemTable, address: u64) {
         refElements: &raw const region,
     };
     // SAFETY: as in `register_region`.
-    unsafe { tell!(table, nvtxMemRegionsUnregister(&raw const regions)) };
+    unsafe { notify!(table, nvtxMemRegionsUnregister(&raw const regions)) };
 }
 
 /// # Safety
@@ -149,5 +149,5 @@ pub(crate) unsafe fn name_region(table: &NvtxMemTable, address: u64, name: &CStr
         reserved1: 0,
     };
     // SAFETY: as in `register_region`; the name ends in a zero.
-    unsafe { tell!(table, nvtxMemRegionsName(&raw const regions)) };
+    unsafe { notify!(table, nvtxMemRegionsName(&raw const regions)) };
 }

@@ -197,9 +197,9 @@ impl Recorder {
 
     /// Asks `source` for the origin of each allocation, instead of taking the line of the Rust program. It appends the
     /// frames of the calling thread, innermost first and separated by `;`, each `FILE:LINE` or `FILE:LINE NAME`. For
-    /// programs in other languages; if it appends nothing, the origin is not known. A
-    /// recorder keeps 100,000 different lists, and no origin beyond them. The time of an allocation is that after the call. It is called without a lock, and must not use memory that is recorded here. If a
-    /// recorder has a source already, that one stays.
+    /// programs in other languages; if it appends nothing, the origin is not known. A recorder keeps 100,000 different
+    /// lists, and no origin beyond them. The time of an allocation is that after the call. It is called without a lock,
+    /// and must not use memory that is recorded here. If a recorder has a source already, that one stays.
     #[must_use]
     pub fn with_frames(self, source: impl Fn(&mut String) + Send + Sync + 'static) -> Self {
         self.0.frames.set_source(Box::new(source));

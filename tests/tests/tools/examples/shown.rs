@@ -27,6 +27,8 @@ fn run(env: &Environment) -> Result<Vec<Shown>> {
     for example in EXAMPLES.iter().filter(|example| example.name != "ipc") {
         let runs: &[&[&str]] = match example.name {
             "doctor" => &[&[], &["--measure"], &["--simulate"]],
+            // Otherwise it serves for ever.
+            "metrics" => &[&["--listen", "127.0.0.1:0", "--requests", "0"]],
             "quickstart" => &[&["--trace", &log, "--bytes", "1M"]],
             "replay" => &[
                 &["--compare", &log],
