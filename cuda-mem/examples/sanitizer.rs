@@ -82,8 +82,13 @@ fn run(args: &Args) -> Result<()> {
         Ok(None) => say!("no tool sees the blocks")?,
         Err(error) => say!("{error}")?,
     }
-    let (program, backing) = (word(args.program), arena.backing());
-    say!("{program}, in an arena of {backing}, {}", backend.name())?;
+    let program = word(args.program);
+    let memory = match args.source {
+        Source::Own => "its own memory",
+        Source::Direct => "blocks of cuMemAlloc",
+        Source::Pool => "blocks of a pool",
+    };
+    say!("{program}, in an arena of {memory}, {}", backend.name())?;
     match args.program {
         Program::Correct => correct(&arena, &module, &stream, &other),
         Program::Queued => queued(&arena, &module, &stream),
