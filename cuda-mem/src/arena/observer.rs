@@ -25,11 +25,6 @@ pub(super) struct Observer {
     calls: AtomicU64,
 }
 
-/// The driver's handle of a stream, as a number.
-fn number(stream: &Stream) -> u64 {
-    stream.as_raw().addr() as u64
-}
-
 impl Observer {
     /// `is_plain` if the memory is from `cuMemAlloc`.
     pub(super) fn new(recorder: Option<Recorder>, is_plain: bool) -> Self {
@@ -121,32 +116,33 @@ impl Observer {
         stream: &Stream,
         line: &'static Location<'static>,
     ) {
-        let (action, address) = match answer {
-            Ok(0) => return,
-            Ok(address) => (TraceAction::Allocate, *address),
-            Err(_) => (TraceAction::AllocateFailure, 0),
-        };
         if let Some(recorder) = &self.recorder {
-            recorder.note_request(action, address, bytes, number(stream), line);
+            recorder.note_answer(answer, bytes, stream.raw_number(), line);
         }
-        if address != 0
+        if let Ok(address) = answer
+            && *address != 0
             && let Some(regions) = self.regions()
         {
-            regions.allocated(address, bytes, Some(line));
+            regions.allocated(*address, bytes, Some(line));
         }
     }
 
     /// A block is about to be freed.
     #[inline]
     pub(super) fn frees(&self, address: u64, bytes: u64, stream: &Stream) {
-        self.note(TraceAction::Free, address, bytes, number(stream));
+        self.note(TraceAction::Free, address, bytes, stream.raw_number());
         if let Some(regions) = self.regions() {
             regions.freed(address);
         }
     }
 
     pub(super) fn parked(&self, address: u64, bytes: u64, stream: &Stream) {
-        self.note(TraceAction::FreeRequested, address, bytes, number(stream));
+        self.note(
+            TraceAction::FreeRequested,
+            address,
+            bytes,
+            stream.raw_number(),
+        );
     }
 
     pub(super) fn released_parked(&self, address: u64, bytes: u64) {

@@ -18,6 +18,7 @@ pub(crate) mod csv;
 mod exit;
 mod kind;
 mod level;
+pub(crate) mod log_writer;
 pub(crate) mod nvtx;
 #[cfg(feature = "export")]
 mod pytorch;

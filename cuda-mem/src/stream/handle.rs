@@ -295,6 +295,12 @@ impl Stream {
         self.0.raw
     }
 
+    /// The driver's handle, as a number.
+    #[inline]
+    pub(crate) fn raw_number(&self) -> u64 {
+        self.as_raw().addr() as u64
+    }
+
     /// Blocks the host until everything in this stream is done. Every stream can then reuse memory that was freed in
     /// this one.
     ///

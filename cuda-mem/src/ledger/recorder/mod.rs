@@ -267,7 +267,7 @@ impl Recorder {
     pub fn close(&self) -> Result<()> {
         self.0.flush()?;
         if let Sink::Writer(writer) = &mut *self.0.sink.lock()? {
-            writer.close();
+            writer.log.close();
         }
         Ok(())
     }
@@ -284,16 +284,20 @@ impl Recorder {
         self.push(action, (address, bytes, stream), None, 0);
     }
 
-    /// Records an allocation or a failed one, which came from this line.
+    /// Records the answer to a request that came from this line; nothing for no memory.
     #[inline]
-    pub(crate) fn note_request(
+    pub(crate) fn note_answer(
         &self,
-        action: TraceAction,
-        address: u64,
+        answer: &Result<u64>,
         bytes: u64,
         stream: u64,
         line: &'static Location<'static>,
     ) {
+        let (action, address) = match answer {
+            Ok(0) => return,
+            Ok(address) => (TraceAction::Allocate, *address),
+            Err(_) => (TraceAction::AllocateFailure, 0),
+        };
         let request = (address, bytes, stream);
         match self.0.frames.current() {
             None => self.push(action, request, Some(line), 0),
@@ -403,10 +407,7 @@ impl Inner {
         });
         taken.sort_by_key(|event| event.ticks);
         let entries = taken.iter().map(|event| self.entry(event));
-        // An allocation must not be lost to a writer that panics.
-        let written = report::caught(|| writer.write(entries, self.began));
-        if written != Some(true) {
-            writer.stop();
+        if !writer.write(entries, self.began) {
             self.dropped
                 .fetch_add(taken.len() as u64, Ordering::Relaxed);
         }
@@ -418,7 +419,7 @@ impl Inner {
             return Ok(());
         };
         self.write(writer);
-        writer.finish()
+        writer.log.finish("writing the log of a recorder")
     }
 
     /// A time such that every event with an earlier stamp is in its shard once that is locked. A processor may read its counter
@@ -460,7 +461,8 @@ impl Drop for Inner {
             && let Sink::Writer(writer) = self.sink.get_mut()
         {
             // What it has is the parent's to write.
-            writer.forget();
+            writer.collected.clear();
+            writer.log.forget();
         }
         report::release("log of a recorder", || self.flush());
     }

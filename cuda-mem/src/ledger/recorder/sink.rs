@@ -1,12 +1,12 @@
 //! Where events go once a thread has collected some.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::Write;
 use std::sync::Arc;
 
 use super::{CHUNK, Event, TraceEntry};
-use crate::base::error::{Error, Result};
 use crate::ledger::csv::{self, Fraction, Line};
+use crate::ledger::log_writer::LogWriter;
 
 pub(super) enum Sink {
     Ring(Ring),
@@ -75,82 +75,28 @@ impl Ring {
 pub(super) struct Writer {
     /// What was taken from shards and not written yet.
     pub(super) collected: Vec<Event>,
-    out: Box<dyn Write + Send>,
-    state: State,
-}
-
-enum State {
-    /// Nothing has been written, not even the header.
-    New,
-    Begun,
-    /// A write failed, and the error has not been returned yet.
-    Failed(io::Error),
-    Over,
+    pub(super) log: LogWriter,
 }
 
 impl Writer {
     pub(super) fn new(out: Box<dyn Write + Send>) -> Self {
         Self {
             collected: Vec::new(),
-            out,
-            state: State::New,
+            log: LogWriter::new(out, csv::HEADER),
         }
     }
 
-    /// Writes lines. Returns false if they are lost.
+    /// Writes lines. Returns whether they are written.
     pub(super) fn write(
         &mut self,
         entries: impl ExactSizeIterator<Item = TraceEntry>,
         began: u64,
     ) -> bool {
-        let mut lines = Vec::with_capacity(96 * (entries.len() + 1));
-        match self.state {
-            State::New => lines.extend_from_slice(csv::HEADER),
-            State::Begun => {}
-            State::Failed(_) | State::Over => return entries.len() == 0,
-        }
-        self.state = State::Begun;
-        for entry in entries {
-            line_of(&entry, began, &mut lines);
-        }
-        let written = self.out.write_all(&lines).and_then(|()| self.out.flush());
-        match written {
-            Ok(()) => true,
-            Err(error) => {
-                self.state = State::Failed(error);
-                false
+        self.log.write(96 * entries.len(), |lines| {
+            for entry in entries {
+                line_of(&entry, began, lines);
             }
-        }
-    }
-
-    /// The writer has panicked, unless it has failed already.
-    pub(super) fn stop(&mut self) {
-        if let State::New | State::Begun = self.state {
-            self.state = State::Failed(io::Error::other("the writer panicked"));
-        }
-    }
-
-    /// Nothing more is written.
-    pub(super) fn close(&mut self) {
-        self.state = State::Over;
-    }
-
-    /// Leaves the writer as it is, without running its destructor.
-    pub(super) fn forget(&mut self) {
-        let out = std::mem::replace(&mut self.out, Box::new(io::sink()));
-        std::mem::forget(out);
-        self.collected.clear();
-    }
-
-    /// Returns a failure once.
-    pub(super) fn finish(&mut self) -> Result<()> {
-        if !matches!(self.state, State::Failed(_)) {
-            return Ok(());
-        }
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Failed(error) => Err(Error::system("writing the log of a recorder", error)),
-            _ => Ok(()),
-        }
+        })
     }
 }
 

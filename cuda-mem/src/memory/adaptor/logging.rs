@@ -4,7 +4,7 @@ use super::debug_over;
 use std::alloc::Layout;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +15,7 @@ use crate::base::error::{Error, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
 use crate::ledger::csv::{self, Fraction, Line};
+use crate::ledger::log_writer::LogWriter;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -48,18 +49,7 @@ pub struct LoggingAdaptor<U> {
 
 struct Log {
     records: Vec<Record>,
-    out: Box<dyn Write + Send>,
-    state: State,
-}
-
-enum State {
-    /// Nothing has been written, not even the header.
-    New,
-    Begun,
-    /// A write failed, and the error has not been returned yet. Logging has stopped.
-    Failed(io::Error),
-    /// Logging has stopped.
-    Over,
+    writer: LogWriter,
 }
 
 /// The number of lines written at a time.
@@ -101,51 +91,31 @@ impl Record {
 }
 
 impl Log {
-    fn write(&mut self) -> io::Result<()> {
-        let mut lines = Vec::with_capacity(64 * (self.records.len() + 1));
-        if let State::New = self.state {
-            self.state = State::Begun;
-            lines.extend_from_slice(csv::RMM_HEADER);
-        }
-        for record in &self.records {
-            record.line().write(&mut lines, Fraction::Micros);
-            lines.push(b'\n');
-        }
-        self.out.write_all(&lines)?;
-        self.out.flush()
-    }
-
     #[cold]
-    fn write_or_note(&mut self) {
-        if let State::New | State::Begun = self.state {
-            // An allocation must not be lost to a writer that panics.
-            let written = report::caught(|| self.write());
-            let written = written.unwrap_or_else(|| Err(io::Error::other("the writer panicked")));
-            if let Err(error) = written {
-                self.state = State::Failed(error);
+    fn write(&mut self) {
+        let records = std::mem::take(&mut self.records);
+        self.writer.write(64 * records.len(), |lines| {
+            for record in &records {
+                record.line().write(lines, Fraction::Micros);
+                lines.push(b'\n');
             }
-        }
+        });
         // Discarded if there is no log.
+        self.records = records;
         self.records.clear();
     }
 
     /// Writes the buffered lines, and returns a failure once.
     fn finish(&mut self) -> Result<()> {
-        self.write_or_note();
-        if !matches!(self.state, State::Failed(_)) {
-            return Ok(());
-        }
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::Failed(error) => Err(Error::system("writing the allocation log", error)),
-            _ => Ok(()),
-        }
+        self.write();
+        self.writer.finish("writing the allocation log")
     }
 
     #[inline]
     fn push(&mut self, record: Record) {
         self.records.push(record);
         if self.records.len() >= BATCH {
-            self.write_or_note();
+            self.write();
         }
     }
 }
@@ -158,8 +128,7 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
             upstream,
             log: Lock::new(Log {
                 records: Vec::with_capacity(BATCH),
-                out: Box::new(out),
-                state: State::New,
+                writer: LogWriter::new(Box::new(out), csv::RMM_HEADER),
             }),
         }
     }
@@ -204,7 +173,7 @@ impl<U> LoggingAdaptor<U> {
     fn note_and_write(&self, record: Record) {
         if let Some(mut log) = self.log.lock_unless_forked() {
             log.push(record);
-            log.write_or_note();
+            log.write();
         }
     }
 }

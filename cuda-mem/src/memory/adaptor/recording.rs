@@ -63,7 +63,7 @@ impl<U: MemoryResource> RecordingAdaptor<U> {
         stream: &Stream,
         upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
     ) -> Result<()> {
-        let (bytes, number) = (layout.size() as u64, stream.as_raw().addr() as u64);
+        let (bytes, number) = (layout.size() as u64, stream.raw_number());
         let note = |action| self.recorder.note(action, address, bytes, number);
         if address != 0 {
             // Before upstream has it: from then on another thread may get the same address.
@@ -83,15 +83,9 @@ unsafe impl<U: MemoryResource> MemoryResource for RecordingAdaptor<U> {
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         let answer = self.upstream.allocate(layout, stream);
-        let (action, address) = match &answer {
-            Ok(0) => return answer,
-            Ok(address) => (TraceAction::Allocate, *address),
-            Err(_) => (TraceAction::AllocateFailure, 0),
-        };
-        let (bytes, number) = (layout.size() as u64, stream.as_raw().addr() as u64);
-        let line = origin::current();
+        let (bytes, line) = (layout.size() as u64, origin::current());
         self.recorder
-            .note_request(action, address, bytes, number, line);
+            .note_answer(&answer, bytes, stream.raw_number(), line);
         answer
     }
 

@@ -55,10 +55,6 @@ pub(super) struct Recorded<'a> {
     to: &'a PoolRecorder,
 }
 
-fn number(stream: &Stream) -> u64 {
-    stream.as_raw().addr() as u64
-}
-
 impl Pool {
     #[inline]
     pub(super) fn recorded(&self) -> Option<Recorded<'_>> {
@@ -86,17 +82,14 @@ impl Pool {
 impl Recorded<'_> {
     #[track_caller]
     pub(super) fn answered(self, answer: &Result<CUdeviceptr>, bytes: usize, stream: &Stream) {
-        let (action, address) = match answer {
-            Ok(0) => return,
-            Ok(address) => (TraceAction::Allocate, *address),
-            Err(_) => (TraceAction::AllocateFailure, 0),
-        };
         let (bytes, line) = (bytes as u64, origin::current());
-        if address != 0 {
-            self.is_live(address, bytes, stream, Some(line));
+        match answer {
+            Ok(0) => return,
+            Ok(address) => self.is_live(*address, bytes, stream, Some(line)),
+            Err(_) => {}
         }
         let recorder = &self.to.recorder;
-        recorder.note_request(action, address, bytes, number(stream), line);
+        recorder.note_answer(answer, bytes, stream.raw_number(), line);
         self.note_reserved();
     }
 
@@ -104,7 +97,12 @@ impl Recorded<'_> {
     pub(super) fn frees(self, address: CUdeviceptr, bytes: usize, stream: &Stream) -> Option<Live> {
         let live = self.to.live.lock_unless_forked();
         let live = live.and_then(|mut all| all.remove(&address));
-        self.note(TraceAction::Free, address, bytes as u64, number(stream));
+        self.note(
+            TraceAction::Free,
+            address,
+            bytes as u64,
+            stream.raw_number(),
+        );
         live
     }
 
@@ -127,7 +125,7 @@ impl Recorded<'_> {
         stream: &Stream,
         line: Option<&'static Location<'static>>,
     ) {
-        let stream = number(stream);
+        let stream = stream.raw_number();
         let live = Live {
             bytes,
             stream,
