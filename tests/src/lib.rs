@@ -42,6 +42,7 @@ mod untouched_devices;
 pub mod visible;
 pub mod vmm;
 pub mod window;
+mod writers;
 
 pub use cuda_mem_watchdog as watchdog;
 #[doc(hidden)]

@@ -1,7 +1,6 @@
 //! The recorder: what it keeps, what it drops, what it writes.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::ledger::{Origin, Recorder, Recording, TraceAction, TraceEntry};
@@ -10,33 +9,12 @@ use cuda_mem::{ErrorKind, MemoryPool, Resource};
 
 use crate::environment::Environment;
 use crate::forks;
+use crate::writers::{Full, Page};
 
 /// The entries of an action.
 pub(super) fn of(recording: &Recording, action: TraceAction) -> Vec<&TraceEntry> {
     let entries = recording.entries().iter();
     entries.filter(|entry| entry.action == action).collect()
-}
-
-/// What was written.
-#[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl Page {
-    fn text(&self) -> String {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-}
-
-impl Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        page.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[apply(case)]
@@ -222,15 +200,6 @@ fn what_was_recorded_is_written_as_rmm_does(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_writer_that_fails_or_panics_stops_nothing(env: &Environment) -> Result<()> {
-    struct Full;
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            Err(io::ErrorKind::StorageFull.into())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     struct Broken;
     impl Write for Broken {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {

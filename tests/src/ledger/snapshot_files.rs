@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::snapshots::{require_same, run};
 use crate::environment::Environment;
 use crate::hold::hold;
+use crate::writers::Full;
 
 /// What a viewer has, going back in time.
 #[derive(Debug, Default)]
@@ -352,15 +353,6 @@ fn a_snapshot_without_a_recorder_is_a_file_too(env: &Environment) -> Result<()> 
     ensure!(viewer.blocks.len() == active.count(), "{viewer:?}");
     drop(kept);
     // One that fails says so.
-    struct Full;
-    impl std::io::Write for Full {
-        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
-            Err(std::io::ErrorKind::StorageFull.into())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     let kinds = [
         arena.snapshot().write_pickle(None, Full),
         arena.snapshot().write_json(None, Full),

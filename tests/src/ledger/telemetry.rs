@@ -1,7 +1,6 @@
 //! Spans and events for `tracing`, and numbers for `metrics`.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use cuda_mem::memory::StatisticsAdaptor;
@@ -10,20 +9,10 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tracing::Level;
 
 use crate::environment::Environment;
+use crate::writers::Page;
 
 /// What a subscriber of `tracing` writes about the calls of this thread.
 fn traced(run: impl FnOnce() -> Result<()>) -> Result<String> {
-    #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
-    impl Write for Page {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            page.write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     let page = Page::default();
     let written = page.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -32,8 +21,7 @@ fn traced(run: impl FnOnce() -> Result<()>) -> Result<String> {
         .with_writer(move || written.clone())
         .finish();
     tracing::subscriber::with_default(subscriber, run)?;
-    let page = page.0.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(String::from_utf8_lossy(&page).into_owned())
+    Ok(page.text())
 }
 
 #[apply(case)]

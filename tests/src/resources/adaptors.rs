@@ -1,6 +1,5 @@
 //! What each adaptor adds to its upstream.
 
-use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
@@ -13,6 +12,7 @@ use cuda_mem::memory::{
 use cuda_mem::{Error, ErrorKind, Resource};
 
 use crate::environment::Environment;
+use crate::writers::{Full, Page};
 
 #[apply(case)]
 fn a_limit_holds_for_all_threads_together(env: &Environment) -> Result<()> {
@@ -186,30 +186,6 @@ fn backtraces_are_taken_on_request(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// A file that the test can read.
-#[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        page.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Page {
-    fn lines(&self) -> Vec<String> {
-        let page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = String::from_utf8_lossy(&page);
-        text.lines().map(str::to_owned).collect()
-    }
-}
-
 #[apply(case)]
 fn a_log_ends_with_the_request_that_failed(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
@@ -242,15 +218,6 @@ fn a_log_ends_with_the_request_that_failed(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_log_that_cannot_be_written_stops_nothing(env: &Environment) -> Result<()> {
-    struct Full;
-    impl Write for Full {
-        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-            Err(io::ErrorKind::StorageFull.into())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     let stream = env.stream()?;
     let logged = Arc::new(LoggingAdaptor::new(env.pool()?, Full));
     let resource = Resource::from(logged.clone());

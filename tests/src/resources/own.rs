@@ -1,7 +1,6 @@
 //! Resources that a program writes itself: what the crate does with their errors, panics and locks.
 
 use std::alloc::Layout;
-use std::io::{self, Write};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +15,7 @@ use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::forks::ends_well;
+use crate::writers::Page;
 
 /// Passes on to a pool, under a lock of its own, and does as it is told when memory comes back.
 #[derive(Debug)]
@@ -75,8 +75,8 @@ fn a_refused_free_changes_nothing_and_may_be_tried_again(env: &Environment) -> R
     let limited = Arc::new(LimitAdaptor::new(own.clone(), 1 << 30));
     let counted = Arc::new(StatisticsAdaptor::new(limited.clone()));
     let tracked = Arc::new(TrackingAdaptor::new(counted.clone()));
-    let page: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let logged = Arc::new(LoggingAdaptor::new(tracked.clone(), Page(page.clone())));
+    let page = Page::default();
+    let logged = Arc::new(LoggingAdaptor::new(tracked.clone(), page.clone()));
     let aligned = AlignedAdaptor::new(logged.clone(), 1 << 21)?;
     let resource = Resource::new(aligned);
 
@@ -105,8 +105,7 @@ fn a_refused_free_changes_nothing_and_may_be_tried_again(env: &Environment) -> R
     );
     ensure!(counted.statistics().bytes.current == 0);
     logged.flush()?;
-    let page = page.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = String::from_utf8_lossy(&page);
+    let text = page.text();
     let actions: Vec<&str> = text
         .lines()
         .skip(1)
@@ -118,19 +117,6 @@ fn a_refused_free_changes_nothing_and_may_be_tried_again(env: &Environment) -> R
     );
     drop(first);
     Ok(())
-}
-
-struct Page(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Page {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        page.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// The memory was given back before the panic, so it must not be given back again.
