@@ -161,6 +161,24 @@ pub(crate) fn write_file(
 
 /// # Safety
 ///
+/// `recorder` is null or not released; `path` is null or a zero-terminated string.
+unsafe fn write_recording(
+    recorder: *const Recorder,
+    path: *const c_char,
+    write: impl FnOnce(&ledger::Recording, LogFile) -> io::Result<()>,
+) -> Status {
+    answer(|| {
+        // SAFETY: promised by the caller, in the words of the section above.
+        let recorder = unsafe { Recorder::of(recorder) }?;
+        // SAFETY: as above.
+        let path = unsafe { self::path(path, "path") }?;
+        let recording = recorder.recording()?;
+        write_file(&path, |file| write(&recording, file))
+    })
+}
+
+/// # Safety
+///
 /// `out` is null or valid for a write.
 unsafe fn create(
     out: *mut *mut Recorder,
@@ -231,14 +249,8 @@ pub unsafe extern "C" fn cudamem_recorder_write(
     recorder: *const Recorder,
     path: *const c_char,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        let recorder = unsafe { Recorder::of(recorder) }?;
-        // SAFETY: as above.
-        let path = unsafe { self::path(path, "path") }?;
-        let recording = recorder.recording()?;
-        write_file(&path, |file| recording.write_csv(file))
-    })
+    // SAFETY: promised by the caller, in the words of the section above.
+    unsafe { write_recording(recorder, path, ledger::Recording::write_csv) }
 }
 
 /// Writes the events that are in memory to a new file, as a timeline that Perfetto and Chrome open: compressed if the name ends
@@ -254,14 +266,8 @@ pub unsafe extern "C" fn cudamem_recorder_write_timeline(
     recorder: *const Recorder,
     path: *const c_char,
 ) -> Status {
-    answer(|| {
-        // SAFETY: promised by the caller, in the words of the section above.
-        let recorder = unsafe { Recorder::of(recorder) }?;
-        // SAFETY: as above.
-        let path = unsafe { self::path(path, "path") }?;
-        let recording = recorder.recording()?;
-        write_file(&path, |file| recording.write_timeline(file))
-    })
+    // SAFETY: promised by the caller, in the words of the section above.
+    unsafe { write_recording(recorder, path, ledger::Recording::write_timeline) }
 }
 
 /// Completes the file of a recorder that writes to one; later events are lost. Does nothing for others.
