@@ -30,7 +30,7 @@ struct Args {
     /// Address and port to serve them at. Port 0 takes a free one, which is printed.
     #[arg(long, default_value = "127.0.0.1:9184")]
     listen: String,
-    /// End after so many requests.
+    /// Exit after this many requests.
     #[arg(long)]
     requests: Option<usize>,
 }
@@ -73,7 +73,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Allocates and frees until it is told to stop.
+/// Allocates and frees until `is_over` is set.
 fn work(arena: &Arena, stream: &Stream, is_over: &AtomicBool) -> Result<()> {
     for round in 0.. {
         let mut blocks = Vec::new();

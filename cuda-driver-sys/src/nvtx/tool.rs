@@ -140,7 +140,7 @@ fn open(path: PathBuf) -> Result<NvtxTool, NvtxLoadError> {
 }
 
 fn attach(path: &Path) -> Result<NvtxMemTable, AttemptFailure> {
-    // SAFETY: whoever set the variable, or the caller of `load_from`, is trusted to name a valid library.
+    // SAFETY: the variable, or the caller of `load_from`, must name a valid library.
     let library = unsafe { open_library(path) }?;
     let initialize = initialize(&library).ok_or(AttemptFailure::NotNvtx)?;
     // From here on the tool may have kept an address of its own, so its library is never closed.
