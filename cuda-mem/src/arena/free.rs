@@ -153,7 +153,7 @@ impl Inner {
     }
 
     /// Frees a block of the cache's own pages.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free_to_pages(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
         if !is_small(size) {
             return self.free_medium(id, start, size);

@@ -226,13 +226,13 @@ impl Inner {
 
     /// Allocates from the cache or the central heap. Before it takes from the central heap, it queries the streams on
     /// which much was freed.
-    #[inline]
+    #[inline(always)]
     fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
         self.try_allocate_after(id, size, || self.query_freed(&mut self.slow_state()))
     }
 
     /// As [`try_allocate`](Self::try_allocate), with the function that queries the streams.
-    #[inline]
+    #[inline(always)]
     fn try_allocate_after(
         &self,
         id: CacheId,

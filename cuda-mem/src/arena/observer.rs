@@ -21,6 +21,8 @@ pub(super) struct Observer {
     regions: LockedOnce<Option<Regions>>,
     is_plain: bool,
     is_on: AtomicBool,
+    /// Whether there are regions, which most requests ask: one load.
+    has_tool: AtomicBool,
     /// The driver calls that were recorded last.
     calls: AtomicU64,
 }
@@ -31,6 +33,7 @@ impl Observer {
         Self {
             is_plain,
             is_on: AtomicBool::new(recorder.is_some()),
+            has_tool: AtomicBool::new(false),
             recorder,
             regions: LockedOnce::new(),
             calls: AtomicU64::new(0),
@@ -43,6 +46,7 @@ impl Observer {
             .regions
             .get_or_try_init(|| Ok(nvtx::tool_for(self.is_plain).map(Regions::new)));
         if matches!(regions, Ok(Some(_))) {
+            self.has_tool.store(true, Ordering::Relaxed);
             self.is_on.store(true, Ordering::Relaxed);
         }
         self.is_on()
@@ -60,6 +64,9 @@ impl Observer {
 
     #[inline]
     fn regions(&self) -> Option<&Regions> {
+        if !self.has_tool.load(Ordering::Relaxed) {
+            return None;
+        }
         self.regions.get().ok().flatten()?.as_ref()
     }
 

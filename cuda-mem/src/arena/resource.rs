@@ -33,6 +33,9 @@ unsafe impl MemoryResource for Inner {
         {
             return Ok(start * UNIT);
         }
+        if self.backing.observer.is_on() {
+            return self.allocate_observed(layout, stream);
+        }
         self.allocate_slowly(layout, stream)
     }
 

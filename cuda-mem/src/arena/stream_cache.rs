@@ -45,7 +45,7 @@ pub(super) struct StreamCache {
 
 impl StreamCache {
     /// A block of the cache's pages that its stream can use at once.
-    #[inline]
+    #[inline(always)]
     pub(super) fn allocate(&mut self, size: u32, counters: &Counters) -> Option<u64> {
         if let Some(start) = self.last_freed.take(size) {
             counters.count_hit(size, Home::Pages);
