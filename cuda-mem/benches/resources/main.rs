@@ -10,6 +10,7 @@ mod common;
 mod adaptors;
 mod ledger;
 mod pairs;
+mod traced;
 mod watched;
 mod workload;
 
@@ -38,6 +39,7 @@ fn main() -> Result<()> {
     if has("--watched") {
         println!("{heading}");
         watched::show(&watched::measure(&device, &stream)?);
+        traced::show(&traced::measure(&device, &stream)?);
         return Ok(());
     }
     let adaptors = adaptors::measure(&stream)?;
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
     let pairs = pairs::measure(driver, &stream, quick)?;
     let ledger = ledger::measure(driver, &stream)?;
     let watched = watched::measure(&device, &stream)?;
+    let traced = traced::measure(&device, &stream)?;
     let runs = workload::measure(driver, &stream, quick)?;
     if json {
         let report = json!({
@@ -61,6 +64,7 @@ fn main() -> Result<()> {
             "pairs": { "method": pairs::METHOD, "rows": pairs::json(&pairs) },
             "ledger": { "method": ledger::METHOD, "rows": ledger::json(&ledger) },
             "watched": { "method": watched::METHOD, "rows": watched::json(&watched) },
+            "traced": { "method": traced::METHOD, "rows": traced::json(&traced) },
             "random_allocations": { "method": workload::METHOD, "rows": workload::json(&runs) },
         });
         println!("{report}");
@@ -71,6 +75,7 @@ fn main() -> Result<()> {
     pairs::show(&pairs);
     ledger::show(&ledger);
     watched::show(&watched);
+    traced::show(&traced);
     workload::show(&runs);
     Ok(())
 }
