@@ -42,18 +42,21 @@ impl Inner {
             .noted_observed_cache(stream)
             .zip(size)
             .and_then(|(id, size)| self.try_allocate(id, size));
+        let is_slow = found.is_none();
         let answer = match found {
             Some(start) => Ok(start * UNIT),
             None => {
                 let answer = self.find_or_grow(layout, stream);
                 self.report_unknown_blocks();
-                // Calls of the usual path are recorded with the next free.
-                self.backing.observer.calls(self.driver_calls());
                 answer
             }
         };
         let observer = &self.backing.observer;
         observer.answered(&answer, layout.size() as u64, stream, origin::current());
+        // The next free records what calls the usual path makes.
+        if is_slow {
+            observer.calls(self.driver_calls());
+        }
         answer
     }
 
