@@ -152,7 +152,9 @@ class Recorders(unittest.TestCase):
 
     def run_program(self, program, path):
         program = f"import os, sys\nimport cuda_mem\npath = {str(path)!r}\n" + textwrap.dedent(program)
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        # Python warns of forks where there are threads, as the driver's are.
+        python = [sys.executable, "-W", "ignore::DeprecationWarning"]
+        return subprocess.run([*python, "-c", program], capture_output=True, text=True, timeout=60)
 
     def test_a_fork_leaves_the_file_alone(self):
         path = self.folder / "run.csv.gz"

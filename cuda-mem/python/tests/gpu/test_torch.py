@@ -221,15 +221,15 @@ class Torch(unittest.TestCase):
             """
             torch.cuda.set_per_process_memory_fraction(0.01)
             total = torch.cuda.get_device_properties(0).total_memory
-            kept = [torch.empty(100 << 20, dtype=torch.uint8, device="cuda") for _ in range(5)]
+            kept = [torch.empty(total // 1000, dtype=torch.uint8, device="cuda") for _ in range(5)]
             need(over.stats()["reserved"] <= total // 100)
             try:
-                kept.append(torch.empty(600 << 20, dtype=torch.uint8, device="cuda").fill_(1))
+                kept.append(torch.empty(total // 150, dtype=torch.uint8, device="cuda").fill_(1))
                 need(False, "no limit")
             except RuntimeError:
                 pass
             torch.cuda.set_per_process_memory_fraction(0.5)
-            kept.append(torch.ones(600 << 20, dtype=torch.uint8, device="cuda"))
+            kept.append(torch.ones(total // 150, dtype=torch.uint8, device="cuda"))
             """
         )
 
