@@ -52,6 +52,12 @@ mod names;
 #[allow(
     non_camel_case_types,
     non_snake_case,
+    reason = "the names of NCCL, as its header has them"
+)]
+pub mod nccl;
+#[allow(
+    non_camel_case_types,
+    non_snake_case,
     reason = "the names of NVML, as its reference has them"
 )]
 pub mod nvml;

@@ -28,6 +28,8 @@ pub enum AttemptFailure {
     NotADriver,
     /// It opened, but exports no `nvmlInit_v2`: not NVML.
     NotNvml,
+    /// It opened, but exports no `ncclGetVersion`: not NCCL.
+    NotNccl,
     /// It opened, but exports no `gdr_open`: not the library of gdrcopy.
     NotGdr,
     /// It opened, but exports no `InitializeInjectionNvtxExtension`: not a tool for extensions of NVTX.
@@ -51,6 +53,7 @@ impl fmt::Display for AttemptFailure {
             ),
             Self::NotADriver => f.write_str("it exports no cuInit, so it is not a CUDA driver"),
             Self::NotNvml => f.write_str("it exports no nvmlInit_v2, so it is not NVML"),
+            Self::NotNccl => f.write_str("it exports no ncclGetVersion, so it is not NCCL"),
             Self::NotGdr => f.write_str("it exports no gdr_open, so it is not gdrcopy's library"),
             Self::NotNvtx => f.write_str(
                 "it exports no InitializeInjectionNvtxExtension, so it is no tool for extensions of NVTX",

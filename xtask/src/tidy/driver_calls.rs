@@ -41,13 +41,14 @@ fn walk(tokens: TokenStream, path: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// `cuMemAlloc_v2`, `PFN_cuMemAlloc_v2`, `nvmlInit_v2` and `nvtxMemHeapReset`, but not the types `CUresult`, `cuuint64_t` and
-/// `nvmlDevice_t`.
+/// `cuMemAlloc_v2`, `PFN_cuMemAlloc_v2`, `nvmlInit_v2`, `nvtxMemHeapReset` and `ncclSend`, but not the types `CUresult`,
+/// `cuuint64_t` and `nvmlDevice_t`.
 fn is_driver_function(name: &str) -> bool {
     let name = name.strip_prefix("PFN_").unwrap_or(name);
     let rest = name.strip_prefix("cu").or_else(|| {
         name.strip_prefix("nvml")
             .or_else(|| name.strip_prefix("nvtx"))
+            .or_else(|| name.strip_prefix("nccl"))
             .filter(|rest| !rest.ends_with("_t"))
     });
     rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
@@ -72,6 +73,8 @@ mod tests {
         assert_eq!(lines("cuda-mem/src/lib.rs", text), [2, 3, 4]);
         let text = "fn f(t: &NvmlTable, d: nvmlDevice_t) {\nt.nvmlDeviceGetName; }";
         assert_eq!(lines("cuda-mem/src/placement/nvml/mod.rs", text), [2]);
+        let text = "fn f(t: &NcclTable, c: ncclComm_t) {\nt.ncclCommAbort; }";
+        assert_eq!(lines("cuda-mem/src/collective/mod.rs", text), [2]);
         let text = "fn f(t: &NvtxMemTable, h: nvtxMemHeapHandle_t) {\nt.nvtxMemHeapReset; }";
         assert_eq!(lines("cuda-mem/src/ledger/nvtx.rs", text), [2]);
     }
