@@ -154,7 +154,8 @@ simcuda_result simcuda_check_direct(uint64_t address, uint64_t bytes);
 /* A file that is the memory from this address on, which the caller closes, and how much of the range it covers. */
 simcuda_result simcuda_part(uint64_t address, uint64_t bytes, int *descriptor, uint64_t *offset, uint64_t *covered);
 
-/* Called before memory outside the pools is freed or unmapped. It must not call the driver. */
+/* Adds a function that is called before memory outside the pools is freed or unmapped. It must not call the driver.
+   Null removes all. */
 void simcuda_on_free(void (*call)(uint64_t address, uint64_t bytes));
 
 #ifdef __cplusplus

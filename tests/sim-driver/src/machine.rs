@@ -99,8 +99,8 @@ impl Machine {
         self.set("CUDA_VISIBLE_DEVICES", devices)
     }
 
-    /// Any other setting, by the name of its variable: `CUDA_SIM_…`, and for the libraries beside it `NVML_SIM_…` and
-    /// `CUDA_SIM_GDR_…`.
+    /// Any other setting, by the name of its variable: `CUDA_SIM_…`, and for the libraries beside it `NVML_SIM_…`,
+    /// `NCCL_SIM_…` and `CUDA_SIM_GDR_…`.
     pub fn set(mut self, variable: &str, value: impl fmt::Display) -> Self {
         self.settings.retain(|(name, _)| name != variable);
         self.settings.push((variable.to_owned(), value.to_string()));
@@ -151,7 +151,7 @@ impl Machine {
         });
         for (name, _) in &self.settings {
             let is_driver = name.starts_with("CUDA_SIM_") && !name.starts_with("CUDA_SIM_GDR_");
-            let others = ["CUDA_SIM_GDR_", "NVML_SIM_", "CUDA_"];
+            let others = ["CUDA_SIM_GDR_", "NCCL_SIM_", "NVML_SIM_", "CUDA_"];
             let is_known = if is_driver {
                 asked.borrow().contains(name)
             } else {
