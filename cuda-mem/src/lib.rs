@@ -68,6 +68,7 @@
 
 pub mod arena;
 pub mod base;
+pub mod collective;
 pub mod cpu_mapping;
 pub mod driver;
 pub mod interop;
@@ -100,6 +101,7 @@ mod book {
 
     pages! {
         Arena "../../docs/src/arena.md"
+        Collectives "../../docs/src/collectives.md"
         Devices "../../docs/src/devices.md"
         Fallback "../../docs/src/fallback.md"
         FromCudarc "../../docs/src/from-cudarc.md"

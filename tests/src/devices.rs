@@ -37,6 +37,15 @@ mod simulated {
     }
 
     #[apply(case_of_sim)]
+    fn ranks_of_two_devices_work_together(_: &Environment) -> Result<()> {
+        in_a_child(
+            "two-ranks",
+            ("CUDA_SIM_PEERS", "1"),
+            "threads_sum_what_both_have",
+        )
+    }
+
+    #[apply(case_of_sim)]
     fn devices_that_are_no_peers_are_told(_: &Environment) -> Result<()> {
         in_a_child(
             "strangers",

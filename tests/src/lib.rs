@@ -13,6 +13,7 @@ pub mod case;
 
 mod annotated;
 pub mod arena;
+pub mod collective;
 pub mod contract;
 mod devices;
 #[path = "../../cuda-mem/benches/common/draws.rs"]

@@ -40,10 +40,19 @@ fn main() -> ExitCode {
         Suite::of("window").serial(),
         Suite::of("visible"),
         Suite::of("devices"),
+        Suite::of("collective").serial(),
         // One of them looks at which contexts are active.
-        Suite::made_of("two-devices", |test| test.kind == Kind::TwoDevices)
-            .devices(2)
-            .serial(),
+        Suite::made_of("two-devices", |test| {
+            test.kind == Kind::TwoDevices && !test.is_in("collective")
+        })
+        .devices(2)
+        .serial(),
+        // NCCL leaves contexts behind.
+        Suite::made_of("two-ranks", |test| {
+            test.kind == Kind::TwoDevices && test.is_in("collective")
+        })
+        .devices(2)
+        .serial(),
         Suite::made_of("strangers", |test| test.is_in("devices::strangers"))
             .staged()
             .serial(),

@@ -8,6 +8,7 @@ mod failed;
 mod gdr;
 mod kind;
 mod memory;
+mod nccl;
 mod nvml;
 mod nvtx;
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub use memory::{Attempt, OutOfMemory, Remedy};
 
 use cause::Cause;
 use kind::kind_of;
+use nccl::kind_of_nccl;
 use nvml::kind_of_nvml;
 
 pub(crate) use memory::Bytes;
@@ -63,6 +65,7 @@ impl Error {
         | Cause::Logged { asked, .. }
         | Cause::Code { asked, .. }
         | Cause::Nvml { asked, .. }
+        | Cause::Nccl { asked, .. }
         | Cause::Errno { asked, .. } = &mut *self.0
         {
             *asked = Some(text());
@@ -309,15 +312,17 @@ impl Error {
         match &*self.0 {
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
+            Cause::NcclLoad(_) => ErrorKind::NcclMissing,
             Cause::GdrLoad(_) | Cause::GdrClosed(_) => ErrorKind::GdrMissing,
             Cause::Errno { error, .. } => gdr::kind_of_errno(error),
             Cause::NvtxLoad(error) => nvtx::kind_of(error),
             Cause::NoWindow(_) => ErrorKind::NoWindow,
-            Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::GdrLacks(_) => {
+            Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::NcclLacks(_) | Cause::GdrLacks(_) => {
                 ErrorKind::SymbolMissing
             }
             Cause::NoDevice { .. } => ErrorKind::InvalidDevice,
             Cause::Nvml { code, .. } => kind_of_nvml(*code),
+            Cause::Nccl { code, .. } => kind_of_nccl(*code),
             Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Logged { code, .. } => {
                 kind_of(*code)
             }
@@ -350,7 +355,7 @@ impl Error {
         }
     }
 
-    /// The function that failed or is missing: of the driver, of NVML, of gdrcopy's library or of the system.
+    /// The function that failed or is missing: of the driver, of NVML, of NCCL, of gdrcopy's library or of the system.
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
@@ -362,6 +367,8 @@ impl Error {
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
             Cause::Nvml { function, .. }
             | Cause::NvmlLacks(function)
+            | Cause::Nccl { function, .. }
+            | Cause::NcclLacks(function)
             | Cause::Errno { function, .. }
             | Cause::GdrLacks(function) => Some(function),
             Cause::Missing(missing) => Some(missing.symbol),
@@ -432,6 +439,12 @@ impl From<LoadError> for Error {
 impl From<cuda_driver_sys::nvml::NvmlLoadError> for Error {
     fn from(error: cuda_driver_sys::nvml::NvmlLoadError) -> Self {
         Self::from(Cause::NvmlLoad(error))
+    }
+}
+
+impl From<cuda_driver_sys::nccl::NcclLoadError> for Error {
+    fn from(error: cuda_driver_sys::nccl::NcclLoadError) -> Self {
+        Self::from(Cause::NcclLoad(error))
     }
 }
 

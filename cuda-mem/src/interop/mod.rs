@@ -14,8 +14,8 @@ pub(crate) mod ipc;
 pub use gpu_direct::DmaBuf;
 pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
 pub use graph::{
-    Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats, GraphOwned, Instantiate,
-    Node, NodeMemory, PersistentAllocation,
+    AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats, GraphOwned,
+    Instantiate, Node, NodeMemory, PersistentAllocation,
 };
 #[cfg(target_os = "linux")]
 pub use ipc::{

@@ -123,7 +123,15 @@ impl Placement {
                 unsafe { PlacedBuffer::of_host(buffer, None) }
             }
             PlacementKind::Vmm => {
-                self.take_mapped(home, MappedMemory::builder(&home), &users, stream, len)?
+                let memory = match self.export {
+                    Export::Collective => MappedMemory::collective(&home)?,
+                    _ => {
+                        let memory = MappedMemory::builder(&home);
+                        let memory = memory.handle_types(self.handle_types());
+                        memory.gpu_direct_rdma(self.gpu_direct)
+                    }
+                };
+                self.take_mapped(home, memory, &users, stream, len)?
             }
             PlacementKind::VmmStriped => {
                 let parts = self.stripes.iter().map(|part| self.device(*part));
@@ -133,6 +141,7 @@ impl Placement {
             }
             PlacementKind::HostNuma { node, pool: false } => {
                 let memory = MappedMemory::builder_at(driver, Location::HostNuma(node));
+                let memory = memory.handle_types(self.handle_types());
                 self.take_mapped(home, memory, &users, stream, len)?
             }
             PlacementKind::HostVmm => {
@@ -261,8 +270,6 @@ impl Placement {
         };
         let memory = memory
             .accessible_from(users.iter().copied().map(Location::Device).chain(host))
-            .handle_types(self.handle_types())
-            .gpu_direct_rdma(self.gpu_direct)
             .granularity(self.page_size)
             .reserve(reserved)
             .build(self.size)?;

@@ -14,7 +14,7 @@ use crate::driver::device::HandleTypes;
 type Result<T> = std::result::Result<T, PlaceError>;
 
 impl Case<'_> {
-    /// Steps 1b to 1e.
+    /// Steps 1b to 1f.
     pub(super) fn exported(&self, export: Export) -> Result<Chosen> {
         use AccessPattern as A;
         if matches!(self.request.access, A::Shared | A::SharedInTurns) {
@@ -25,8 +25,22 @@ impl Case<'_> {
         match export {
             Export::Fabric => self.by_handle(HandleTypes::FABRIC, Capability::Fabric),
             Export::DmaBuf => self.as_dma_buf(),
+            Export::Collective => self.collective(),
             _ => self.by_handle(HandleTypes::POSIX_FILE_DESCRIPTOR, Capability::PosixFd),
         }
+    }
+
+    /// Which handles the memory gets is decided where it is made: for fabric handles, only an attempt tells.
+    fn collective(&self) -> Result<Chosen> {
+        let purpose = "memory for collective operations";
+        let remedy = "ask for no export: libraries copy through their own memory then";
+        self.need(
+            self.request.home,
+            Capability::VirtualMemory,
+            purpose,
+            remedy,
+        )?;
+        self.mapped(Step::Collective)
     }
 
     fn as_dma_buf(&self) -> Result<Chosen> {

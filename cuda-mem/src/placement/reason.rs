@@ -19,6 +19,8 @@ pub enum PlacementStep {
     ExportedVmm,
     /// 1e: shared between host and devices, and exported as a file descriptor.
     ExportedHost,
+    /// 1f: for libraries for communication.
+    Collective,
     /// 2a: shared between host and devices in long turns.
     SharedInTurns,
     /// 2b: shared between host and devices at any time.
@@ -54,6 +56,7 @@ impl PlacementStep {
             Self::ExportedPool => "1c",
             Self::ExportedVmm => "1d",
             Self::ExportedHost => "1e",
+            Self::Collective => "1f",
             Self::SharedInTurns => "2a",
             Self::Shared => "2b",
             Self::HostNuma => "3a",
@@ -95,6 +98,9 @@ impl Placement {
             }
             (Step::ExportedHost, _) => {
                 "mapped memory of a node is exported with a handle of its own, and all reach it"
+            }
+            (Step::Collective, _) => {
+                "libraries for communication take mapped memory, one piece of it under any range"
             }
             (Step::SharedInTurns, K::Managed) => {
                 "managed memory moves to the side whose turn it is"
@@ -203,6 +209,7 @@ impl fmt::Display for Placement {
             Export::PosixFd => ", exported as a file descriptor",
             Export::Fabric => ", exported by a fabric handle",
             Export::DmaBuf => ", for export as a dma-buf",
+            Export::Collective => ", for collective operations",
         })?;
         write!(f, " (step {}: {})", self.step, self.why())
     }

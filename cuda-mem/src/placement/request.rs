@@ -52,6 +52,10 @@ pub enum Export {
     Fabric,
     /// To drivers of other devices, as a dma-buf. The placement ensures that the memory can be exported.
     DmaBuf,
+    /// To libraries for communication, such as NCCL, UCX and NIXL: as
+    /// [`MappedMemory::collective`](crate::mapped::MappedMemory::collective) makes it. All of it is one physical piece, as long as it does
+    /// not grow.
+    Collective,
 }
 
 /// A request for memory in the program's terms: how much, who accesses it, and its lifetime.
@@ -173,6 +177,26 @@ impl PlacementRequest {
     pub fn export(mut self, export: Export) -> Self {
         self.export = export;
         self
+    }
+
+    /// Memory for collective operations of the home and these peers: a shorter way to write both.
+    ///
+    /// ```
+    /// use cuda_mem::driver::Capability;
+    /// use cuda_mem::placement::{Export, PlacementKind, PlacementRequest, Topology, TopologyDevice};
+    ///
+    /// let device = TopologyDevice::new(80 << 30)
+    ///     .with(Capability::VirtualMemory)
+    ///     .with(Capability::UnifiedAddressing);
+    /// let mut machine = Topology::new([device.clone(), device]);
+    /// machine.devices[1].reaches = vec![0];
+    /// let placement = PlacementRequest::bytes(1 << 20).collective([1]).place(&machine)?;
+    /// assert_eq!((placement.kind, placement.export), (PlacementKind::Vmm, Export::Collective));
+    /// # Ok::<(), cuda_mem::placement::PlaceError>(())
+    /// ```
+    #[doc(alias = "ncclMemAlloc")]
+    pub fn collective(self, peers: impl IntoIterator<Item = usize>) -> Self {
+        self.peers(peers).export(Export::Collective)
     }
 
     /// The page size in bytes. It is honoured, or the request fails with an error that lists the available sizes.

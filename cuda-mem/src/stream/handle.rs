@@ -8,7 +8,7 @@ mod thread_end;
 
 pub(crate) use drop_observers::DropObserver;
 use drop_observers::DropObservers;
-pub(crate) use gate::Reach;
+pub(crate) use gate::{Reach, Submission};
 pub(crate) use ordered::OrderedRelease;
 
 use std::any::Any;

@@ -23,4 +23,4 @@ pub use context::{Context, Current, MemoryInfo};
 pub use event::Event;
 pub use handle::{Stream, StreamRef};
 
-pub(crate) use handle::{DropObserver, OrderedRelease, Reach, WeakStream, is_default};
+pub(crate) use handle::{DropObserver, OrderedRelease, Reach, Submission, WeakStream, is_default};

@@ -11,7 +11,7 @@ mod exclusion;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{
@@ -26,7 +26,16 @@ pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, e
 
 /// The number of captures of this crate that are running, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static STREAMS: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
+static STREAMS: Mutex<Captures> = Mutex::new(Vec::new());
+
+/// The streams, each with what its recorded work uses.
+type Captures = Vec<(Recorded, Vec<Arc<dyn Dependency>>)>;
+
+/// An object that recorded work uses. The graph keeps it alive.
+pub(crate) trait Dependency: Send + Sync {
+    /// An error if work that uses it must not be launched any more.
+    fn require_usable(&self) -> Result<()>;
+}
 
 thread_local! {
     /// The number of captures of this crate that this thread has begun and that have not ended.
@@ -54,7 +63,7 @@ impl Recorded {
     }
 }
 
-fn streams() -> MutexGuard<'static, Vec<Recorded>> {
+fn streams() -> MutexGuard<'static, Captures> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,16 +90,36 @@ impl CaptureToken {
     fn announce(table: &Table, stream: CUstream) -> Result<Self> {
         let recorded = Recorded::new(table, stream);
         let mut streams = streams();
-        if streams.contains(&recorded) {
+        if streams.iter().any(|(other, _)| *other == recorded) {
             return Err(recorded_already());
         }
-        streams.push(recorded);
+        streams.push((recorded, Vec::new()));
         COUNT.fetch_add(1, Ordering::Relaxed);
         OWN.set(OWN.get() + 1);
         Ok(Self {
             recorded,
             not_send: PhantomData,
         })
+    }
+}
+
+impl CaptureToken {
+    /// What the recorded work uses.
+    pub(crate) fn take_dependencies(&self) -> Vec<Arc<dyn Dependency>> {
+        let mut streams = streams();
+        let own = streams
+            .iter_mut()
+            .find(|(other, _)| *other == self.recorded);
+        own.map(|(_, dependencies)| std::mem::take(dependencies))
+            .unwrap_or_default()
+    }
+}
+
+/// Notes that work which is being recorded in this stream uses an object.
+pub(crate) fn depend(table: &Table, stream: CUstream, on: Arc<dyn Dependency>) {
+    let recorded = Recorded::new(table, stream);
+    if let Some((_, dependencies)) = streams().iter_mut().find(|(other, _)| *other == recorded) {
+        dependencies.push(on);
     }
 }
 
@@ -101,7 +130,15 @@ impl Drop for CaptureToken {
         if report::is_forked() {
             return;
         }
-        streams().retain(|recorded| *recorded != self.recorded);
+        let (mut streams, mut ended) = (streams(), Vec::new());
+        if let Some(at) = streams
+            .iter()
+            .position(|(other, _)| *other == self.recorded)
+        {
+            ended.push(streams.swap_remove(at));
+        }
+        // What a failed capture used is dropped outside the lock.
+        drop(streams);
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -133,7 +170,8 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
     if report::is_forked() {
         return Err(Error::forked());
     }
-    if streams().contains(&Recorded::new(table, stream)) {
+    let recorded = Recorded::new(table, stream);
+    if streams().iter().any(|(other, _)| *other == recorded) {
         Err(recorded_already())
     } else {
         Ok(())

@@ -29,9 +29,10 @@ impl Artifact {
 const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
 /// The packages whose library or programs these need beside them.
-const HELPERS: [&str; 7] = [
+const HELPERS: [&str; 8] = [
     "cuda-sim",
     "cuda-sim-gdr",
+    "cuda-sim-nccl",
     "cuda-sim-nvml",
     "cuda-sim-nvtx",
     "cuda-mem-report",

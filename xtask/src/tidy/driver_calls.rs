@@ -48,10 +48,31 @@ fn is_driver_function(name: &str) -> bool {
     let rest = name.strip_prefix("cu").or_else(|| {
         name.strip_prefix("nvml")
             .or_else(|| name.strip_prefix("nvtx"))
-            .or_else(|| name.strip_prefix("nccl"))
             .filter(|rest| !rest.ends_with("_t"))
     });
-    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase())) || is_of_nccl(name)
+}
+
+/// NCCL names its codes, types and operations as it does its functions.
+fn is_of_nccl(name: &str) -> bool {
+    const FUNCTIONS: [&str; 9] = [
+        "Comm",
+        "Group",
+        "Mem",
+        "Get",
+        "AllReduce",
+        "AllGather",
+        "Broadcast",
+        "ReduceScatter",
+        "Send",
+    ];
+    let Some(rest) = name
+        .strip_prefix("nccl")
+        .filter(|rest| !rest.ends_with("_t"))
+    else {
+        return false;
+    };
+    rest == "Recv" || FUNCTIONS.iter().any(|function| rest.starts_with(function))
 }
 
 #[cfg(test)]
@@ -73,7 +94,8 @@ mod tests {
         assert_eq!(lines("cuda-mem/src/lib.rs", text), [2, 3, 4]);
         let text = "fn f(t: &NvmlTable, d: nvmlDevice_t) {\nt.nvmlDeviceGetName; }";
         assert_eq!(lines("cuda-mem/src/placement/nvml/mod.rs", text), [2]);
-        let text = "fn f(t: &NcclTable, c: ncclComm_t) {\nt.ncclCommAbort; }";
+        let text =
+            "fn f(t: &NcclTable, c: ncclComm_t) {\nt.ncclCommAbort; ncclResult_t::ncclTimeout; }";
         assert_eq!(lines("cuda-mem/src/collective/mod.rs", text), [2]);
         let text = "fn f(t: &NvtxMemTable, h: nvtxMemHeapHandle_t) {\nt.nvtxMemHeapReset; }";
         assert_eq!(lines("cuda-mem/src/ledger/nvtx.rs", text), [2]);

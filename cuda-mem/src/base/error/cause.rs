@@ -3,6 +3,7 @@
 use std::fmt;
 
 use cuda_driver_sys::gdr::GdrLoadError;
+use cuda_driver_sys::nccl::{NcclLoadError, ncclResult_t};
 use cuda_driver_sys::nvml::{NvmlLoadError, nvmlReturn_t};
 use cuda_driver_sys::nvtx::NvtxLoadError;
 use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
@@ -27,6 +28,17 @@ pub(super) enum Cause {
     Nvml {
         function: &'static str,
         code: nvmlReturn_t,
+        asked: Option<String>,
+    },
+    #[error(transparent)]
+    NcclLoad(#[from] NcclLoadError),
+    #[error("the NCCL library has no {0}; install a newer one")]
+    NcclLacks(&'static str),
+    #[error("{function} answered {code}{}{}", Asked(asked), Words(words))]
+    Nccl {
+        function: &'static str,
+        code: ncclResult_t,
+        words: Option<String>,
         asked: Option<String>,
     },
     #[error(transparent)]
@@ -143,6 +155,18 @@ pub(super) enum Cause {
          so start a new process (exec) instead"
     )]
     Forked,
+}
+
+/// `; NCCL says: …`, or nothing.
+struct Words<'a>(&'a Option<String>);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(words) => write!(f, "; NCCL says: {words}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// ` (asked …)`, or nothing.

@@ -12,9 +12,11 @@ pub enum ErrorKind {
     DriverMissing,
     /// No NVML library could be opened on this machine.
     NvmlMissing,
+    /// No NCCL could be opened on this machine.
+    NcclMissing,
     /// gdrcopy's library or its kernel module is missing, or this process may not use it.
     GdrMissing,
-    /// The driver, NVML or gdrcopy's library is too old to provide the function.
+    /// The driver, NVML, NCCL or gdrcopy's library is too old to provide the function.
     SymbolMissing,
     /// The driver is not initialised in this process.
     NotInitialized,
@@ -38,6 +40,8 @@ pub enum ErrorKind {
     ContextDestroyed,
     /// The work is still running.
     NotReady,
+    /// Others did not do their part in time.
+    TimedOut,
     /// Device code or hardware failed; the context and everything in it are lost.
     DeviceFault,
     /// The object cannot be closed, or changed in this way, while it is in use.
@@ -81,6 +85,7 @@ impl fmt::Display for ErrorKind {
         f.pad(match self {
             Self::DriverMissing => "no CUDA driver",
             Self::NvmlMissing => "no NVML",
+            Self::NcclMissing => "no NCCL",
             Self::GdrMissing => "no gdrcopy",
             Self::SymbolMissing => "function missing",
             Self::NotInitialized => "not initialised",
@@ -94,6 +99,7 @@ impl fmt::Display for ErrorKind {
             Self::InvalidContext => "no usable context",
             Self::ContextDestroyed => "context destroyed",
             Self::NotReady => "not ready",
+            Self::TimedOut => "timed out",
             Self::DeviceFault => "device fault",
             Self::InUse => "in use",
             Self::PeerGone => "other process gone",

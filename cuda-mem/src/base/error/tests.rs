@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::io;
 
 use cuda_driver_sys::gdr;
+use cuda_driver_sys::nccl;
 use cuda_driver_sys::nvml::{self, nvmlReturn_t};
 use cuda_driver_sys::nvtx;
 use cuda_driver_sys::{CUresult, CudaVersion, MissingSymbol};
@@ -18,6 +19,9 @@ fn name(cause: &Cause) -> &'static str {
         Cause::NvmlLoad(_) => "NvmlLoad",
         Cause::NvmlLacks(_) => "NvmlLacks",
         Cause::Nvml { .. } => "Nvml",
+        Cause::NcclLoad(_) => "NcclLoad",
+        Cause::NcclLacks(_) => "NcclLacks",
+        Cause::Nccl { .. } => "Nccl",
         Cause::GdrLoad(_) => "GdrLoad",
         Cause::NvtxLoad(_) => "NvtxLoad",
         Cause::GdrLacks(_) => "GdrLacks",
@@ -49,7 +53,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 32;
+const VARIANTS: usize = 35;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -72,6 +76,8 @@ fn samples() -> Vec<Error> {
     // SAFETY: as above.
     let nvml = unsafe { nvml::load_from("/nowhere/b.so") };
     // SAFETY: as above.
+    let nccl = unsafe { nccl::load_from("/nowhere/e.so") };
+    // SAFETY: as above.
     let gdr = unsafe { gdr::load_from("/nowhere/c.so") };
     // SAFETY: as above.
     let nvtx = unsafe { nvtx::load_from("/nowhere/d.so") };
@@ -83,6 +89,14 @@ fn samples() -> Vec<Error> {
         Cause::Nvml {
             function: "nvmlInit_v2",
             code: nvmlReturn_t::NVML_ERROR_NOT_FOUND,
+            asked: asked(),
+        },
+        Cause::NcclLoad(nccl.expect_err("no such file")),
+        Cause::NcclLacks("ncclCommWindowRegister"),
+        Cause::Nccl {
+            function: "ncclAllReduce",
+            code: nccl::ncclResult_t::ncclRemoteError,
+            words: Some("a socket closed".to_owned()),
             asked: asked(),
         },
         Cause::GdrLoad(gdr.expect_err("no such file")),

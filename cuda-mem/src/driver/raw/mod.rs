@@ -1,4 +1,4 @@
-//! The only place that calls the driver, NVML, gdrcopy's library or a tool of NVTX: one thin function per call.
+//! The only place that calls the driver, NVML, NCCL, gdrcopy's library or a tool of NVTX: one thin function per call.
 //!
 //! Out-parameters become return values and the result code becomes a `Result`; nothing else
 //! happens here. Each function is `unsafe` with the driver's own preconditions.
@@ -19,6 +19,7 @@ pub(crate) mod log;
 pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod module;
+pub(crate) mod nccl;
 pub(crate) mod nvml;
 pub(crate) mod nvtx;
 pub(crate) mod pointer;

@@ -45,8 +45,8 @@ impl CaptureMode {
 
 /// A stream that is being recorded. From [`Stream::capture`].
 pub struct Capture {
-    stream: Stream,
-    parts: RefCell<Parts>,
+    pub(super) stream: Stream,
+    pub(super) parts: RefCell<Parts>,
     is_over: Cell<bool>,
     /// Dropped after the capture ended: until then this crate refuses all other use of the stream.
     note: Option<recording::CaptureToken>,
@@ -135,6 +135,9 @@ impl Stream {
         let recorded = record(&capture)?;
         let raw = capture.end()?;
         let mut parts = capture.parts.replace(Parts::new());
+        if let Some(note) = &capture.note {
+            parts.dependencies = note.take_dependencies();
+        }
         for owned in &mut parts.owned {
             owned.is_captured = true;
         }
@@ -399,7 +402,7 @@ impl Capture {
     /// # Safety
     ///
     /// As for [`Span::new`].
-    unsafe fn span_of<T: Pod>(
+    pub(super) unsafe fn span_of<T: Pod>(
         &self,
         address: CUdeviceptr,
         len: usize,

@@ -144,6 +144,9 @@ impl GraphExec {
         stream.as_ref().refuse_recorded()?;
         self.check_driver(stream)?;
         self.parts.require_reach(self.context(), stream)?;
+        for dependency in &self.parts.dependencies {
+            dependency.require_usable()?;
+        }
         // Earlier work on the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;

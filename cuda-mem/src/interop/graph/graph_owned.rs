@@ -120,6 +120,8 @@ pub(super) struct OwnedBuffer {
     pub(super) last: Vec<CUgraphNode>,
     /// A capture may have used it, in nodes whose handles are unknown.
     pub(super) is_captured: bool,
+    /// It is borrowed for work that is being recorded.
+    pub(super) is_lent: bool,
 }
 
 impl Parts {
@@ -136,6 +138,7 @@ impl Parts {
             buffer: Box::new(buffer),
             last: Vec::new(),
             is_captured: false,
+            is_lent: false,
         });
         adopted
     }
@@ -152,6 +155,7 @@ impl Parts {
                 buffer: Box::new(memory),
                 last: Vec::new(),
                 is_captured: false,
+                is_lent: false,
             });
             self.owned.len() - 1
         })

@@ -1,5 +1,6 @@
 //! Graphs: work that is recorded once and launched many times, with memory of its own.
 
+mod adopted;
 mod capture;
 mod exec;
 mod graph_owned;
@@ -7,6 +8,7 @@ mod memory;
 mod nodes;
 mod persistent;
 
+pub use adopted::AdoptedMut;
 pub use capture::{Capture, CaptureMode, GraphBuffer};
 pub use exec::{GraphExec, Instantiate};
 pub(crate) use graph_owned::AnyBuffer;
@@ -17,6 +19,7 @@ pub use persistent::PersistentAllocation;
 
 use crate::base::error::Bytes;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
@@ -27,6 +30,7 @@ use crate::base::report;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
+use crate::stream::recording::Dependency;
 
 use graph_owned::OwnedBuffer;
 
@@ -70,6 +74,8 @@ struct Parts {
     id: u64,
     blocks: Vec<Block>,
     owned: Vec<OwnedBuffer>,
+    /// What else the work uses.
+    dependencies: Vec<Arc<dyn Dependency>>,
 }
 
 /// An allocation of a node.
@@ -97,6 +103,7 @@ impl Parts {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             blocks: Vec::new(),
             owned: Vec::new(),
+            dependencies: Vec::new(),
         }
     }
 

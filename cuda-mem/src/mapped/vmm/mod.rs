@@ -11,6 +11,7 @@
 
 mod accesses;
 mod builder;
+mod collective;
 mod growable;
 mod mapped;
 mod mapping;

@@ -260,7 +260,7 @@ fn allocate_plain(
 
 /// Waits for the stream, then frees. No capture is disturbed, of this stream or another: if one prevents the free,
 /// this does nothing and returns an error that says so.
-fn wait_and_free(
+pub(crate) fn wait_and_free(
     address: CUdeviceptr,
     stream: &Stream,
     free: impl FnOnce() -> Result<()>,
@@ -307,7 +307,7 @@ fn require_driver(driver: Driver, stream: &Stream) -> Result<()> {
 }
 
 #[cold]
-fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
+pub(crate) fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
     Error::invalid(format!(
         "{stream} is of another device than {what:?}, which does not reach its memory"
     ))

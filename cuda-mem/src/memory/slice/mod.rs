@@ -116,9 +116,14 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     }
 }
 
-impl<T: Pod, B> DeviceSlice<'_, T, B> {
+impl<'a, T: Pod, B> DeviceSlice<'a, T, B> {
     pub(crate) fn span(&self) -> Span<'_, T> {
         self.span
+    }
+
+    /// The span, which may be used until the binding is dropped.
+    pub(crate) fn into_parts(self) -> (Span<'a, T>, B) {
+        (self.span, self._binding)
     }
 
     /// Number of elements.

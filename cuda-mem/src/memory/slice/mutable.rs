@@ -87,6 +87,11 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         Ok(Self::with(self.span.lend(other, false)?))
     }
 
+    /// The span, with the exclusive access that the slice had.
+    pub(crate) fn into_span(self) -> Span<'a, T> {
+        self.span
+    }
+
     /// As [`on`](Self::on), if the streams have been ordered and the use has been noted under this number.
     pub(crate) fn bound(
         self,

@@ -96,6 +96,21 @@ impl<'a, T: Pod> Span<'a, T> {
         self.len * size_of::<T>()
     }
 
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The stream in whose order it is used.
+    pub(crate) fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
+    /// Whether work on it is meant to be recorded.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
     /// From the first byte to the end.
     pub(crate) fn addresses(&self) -> Range<CUdeviceptr> {
         self.address..self.address + self.size_bytes() as u64

@@ -17,11 +17,12 @@ pub(super) const PATTERNS: [A; 7] = [
     A::Streaming,
 ];
 pub(super) const LIFETIMES: [Lifetime; 2] = [Lifetime::Short, Lifetime::Long];
-pub(super) const EXPORTS: [Export; 4] = [
+pub(super) const EXPORTS: [Export; 5] = [
     Export::None,
     Export::PosixFd,
     Export::Fabric,
     Export::DmaBuf,
+    Export::Collective,
 ];
 
 /// Invariant 1, written apart from the policy: whether the machine has what the placement takes.
@@ -51,7 +52,7 @@ fn is_supported(placement: &Placement, machine: &Topology) -> bool {
         (K::Device, Export::DmaBuf) => !has_peers && home.capabilities.dma_buf,
         (K::Vmm, export) => {
             let exported = match export {
-                Export::None => true,
+                Export::None | Export::Collective => true,
                 Export::PosixFd => home.capabilities.posix_fd,
                 Export::Fabric => home.capabilities.fabric,
                 Export::DmaBuf => {

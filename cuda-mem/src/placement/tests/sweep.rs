@@ -68,6 +68,11 @@ fn bits(export: Export, access: A) -> Vec<Bit> {
             Can(C::UnifiedAddressing),
             Bit::PeerToHome,
         ],
+        (Export::Collective, _) => vec![
+            Can(C::VirtualMemory),
+            Can(C::UnifiedAddressing),
+            Bit::PeerToHome,
+        ],
         (Export::PosixFd | Export::Fabric, _) => vec![
             Can(C::VirtualMemory),
             Can(C::MemoryPools),
@@ -230,11 +235,12 @@ fn sweep_all(access: A, expected: &[(&'static str, &'static str)]) {
 }
 
 /// Of memory of devices that is exported.
-const EXPORTED: [(&str, &str); 4] = [
+const EXPORTED: [(&str, &str); 5] = [
     ("1b", "Device"),
     ("1b", "Vmm"),
     ("1c", "Pool"),
     ("1d", "Vmm"),
+    ("1f", "Vmm"),
 ];
 
 /// Of memory of the host that is mapped because it grows or for its pages.

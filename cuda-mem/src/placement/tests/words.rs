@@ -25,7 +25,7 @@ pub(super) fn name_of(kind: PlacementKind) -> &'static str {
 }
 
 /// Line by line, and kind by kind where a line has several.
-const WORDS: [(PlacementStep, &str, &str, &str); 30] = {
+const WORDS: [(PlacementStep, &str, &str, &str); 31] = {
     use PlacementStep as S;
     let on_bus = "mapped memory may be used by other devices of the bus here";
     let plain_on_bus = "only memory of cuMemAlloc may be used by other devices of the bus here";
@@ -52,6 +52,12 @@ const WORDS: [(PlacementStep, &str, &str, &str); 30] = {
             "1e",
             "HostNuma, mapped",
             "mapped memory of a node is exported with a handle of its own, and all reach it",
+        ),
+        (
+            S::Collective,
+            "1f",
+            "Vmm",
+            "libraries for communication take mapped memory, one piece of it under any range",
         ),
         (
             S::SharedInTurns,

@@ -1,0 +1,214 @@
+//! Memory that is registered with communicators as long as it is allocated.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::communicator::Communicator;
+use super::registration::Registration;
+use crate::base::error::{Error, Result};
+use crate::base::lock::Lock;
+use crate::driver::device::Device;
+use crate::driver::location::Location;
+use crate::driver::pointer::MemoryKind;
+use crate::mapped::{MappedMemory, MappedMemoryBuilder};
+use crate::memory::resource::{
+    DeviceSet, MemoryProperties, MemoryResource, wait_and_free, wrong_device,
+};
+use crate::stream::Stream;
+
+/// Memory for collective operations. Each block is one piece of physical memory of its own, made as
+/// [`MappedMemory::collective`] makes it, and registered with the communicators from its allocation to its free.
+///
+/// Blocks take whole large pages, and making one takes a fraction of a millisecond, so put an [`Arena`](crate::Arena) over it: all
+/// buffers of the arena are then registered memory, each within one piece. A free waits for the stream.
+///
+/// With [`windows`](RegisteredResourceBuilder::windows) the memory is also a window of NCCL, at a second address: operations of up to
+/// 32 KiB on such memory use that, because they are faster there, and longer ones do not, because they are slower.
+/// [`Communicator::uses_window`] says which.
+///
+/// ```
+/// use cuda_mem::{Arena, Driver};
+/// use cuda_mem::collective::{Nccl, ReduceOp, RegisteredResource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// # nccl_sim::use_if_no_nccl();
+/// let context = Driver::load()?.device(0)?.primary_context()?;
+/// let stream = context.stream()?;
+/// let communicators = Nccl::load()?.communicators(&[context])?;
+/// let communicator = &communicators[0];
+///
+/// let arena = Arena::over(RegisteredResource::builder(communicator).build()?);
+/// let mut gradients = arena.alloc_from(&stream, &[1.0f32, 2.0, 3.0])?;
+/// communicator.all_reduce_in_place(&mut gradients, ReduceOp::Average)?;
+/// assert_eq!(gradients.to_vec()?, [1.0, 2.0, 3.0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct RegisteredResource {
+    device: Device,
+    properties: MemoryProperties,
+    recipe: MappedMemoryBuilder,
+    communicators: Vec<Communicator>,
+    has_windows: bool,
+    blocks: Lock<BTreeMap<CUdeviceptr, Block>>,
+}
+
+/// Fields are dropped in this order.
+struct Block {
+    _registrations: Vec<Registration>,
+    /// The same memory at another address.
+    _alias: Option<MappedMemory>,
+    _memory: MappedMemory,
+}
+
+/// Settings of a [`RegisteredResource`].
+#[must_use]
+pub struct RegisteredResourceBuilder {
+    communicators: Vec<Communicator>,
+    has_windows: bool,
+}
+
+impl RegisteredResource {
+    /// Memory of the communicator's device, registered with it.
+    pub fn builder(communicator: &Communicator) -> RegisteredResourceBuilder {
+        RegisteredResourceBuilder {
+            communicators: vec![communicator.share()],
+            has_windows: false,
+        }
+    }
+
+    #[track_caller]
+    fn make(&self, bytes: usize) -> Result<(CUdeviceptr, Block)> {
+        let memory = self.recipe.clone().build(bytes as u64)?;
+        let range = (memory.address(), memory.size_bytes() as usize);
+        let mut registrations = Vec::new();
+        for communicator in &self.communicators {
+            // SAFETY: the block drops the registrations before the memory, and so does a failure here.
+            registrations.push(unsafe { Registration::local(communicator, range) }?);
+        }
+        let mut alias = None;
+        if self.has_windows {
+            let parts: Vec<_> = memory.parts().cloned().collect();
+            let second = self.recipe.clone().build_from(parts)?;
+            let at = second.address();
+            alias = Some(second);
+            for communicator in &self.communicators {
+                // SAFETY: as above, and both addresses are of the same physical memory.
+                registrations.push(unsafe { Registration::window(communicator, range, at) }?);
+            }
+        }
+        let block = Block {
+            _registrations: registrations,
+            _alias: alias,
+            _memory: memory,
+        };
+        Ok((range.0, block))
+    }
+}
+
+impl RegisteredResourceBuilder {
+    /// Registers the memory with another communicator too, of the same device.
+    pub fn and_with(mut self, communicator: &Communicator) -> Self {
+        self.communicators.push(communicator.share());
+        self
+    }
+
+    /// Registers the memory as windows too. **All ranks must then allocate the same sizes in the same order**, and free them so: each
+    /// waits for the others. An arena that takes all its memory at once
+    /// ([`initial_bytes`](crate::arena::ArenaBuilder::initial_bytes)) does so once. Needs NCCL 2.27.
+    #[doc(alias = "ncclCommWindowRegister")]
+    pub fn windows(mut self, wanted: bool) -> Self {
+        self.has_windows = wanted;
+        self
+    }
+
+    /// Creates the resource, which has no memory yet.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the communicators are of several devices; otherwise as
+    /// [`MappedMemory::collective`].
+    #[doc(alias("ncclCommRegister", "ncclMemAlloc"))]
+    pub fn build(self) -> Result<RegisteredResource> {
+        let mut devices = self.communicators.iter().map(Communicator::device);
+        let Some(device) = devices.next() else {
+            return Err(Error::invalid("no communicator".to_owned()));
+        };
+        if let Some(other) = devices.find(|other| *other != device) {
+            return Err(Error::invalid(format!(
+                "communicators of {device} and of {other}; memory is of one device"
+            )));
+        }
+        let driver = device.driver();
+        let mut reached = DeviceSet::none(driver).with(device);
+        for peer in driver.devices()? {
+            if peer != device && peer.can_access_peer(&device)? {
+                reached = reached.with(peer);
+            }
+        }
+        Ok(RegisteredResource {
+            device,
+            properties: MemoryProperties {
+                devices: reached,
+                ..MemoryProperties::of_device(device)
+            },
+            recipe: MappedMemory::collective(&device)?,
+            communicators: self.communicators,
+            has_windows: self.has_windows,
+            blocks: Lock::default(),
+        })
+    }
+}
+
+// SAFETY: every block is physical memory of its own, whole pages, which the device and its peers access. Before it is unmapped,
+// the host waits for the stream and NCCL forgets it.
+unsafe impl MemoryResource for RegisteredResource {
+    #[doc(alias("cuMemCreate", "ncclCommRegister"))]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        if !self.properties.reaches(stream.device()) {
+            return Err(wrong_device(self, stream));
+        }
+        if layout.size() == 0 {
+            return Ok(0);
+        }
+        let (address, block) = self.make(layout.size())?;
+        self.blocks.lock()?.insert(address, block);
+        Ok(address)
+    }
+
+    #[doc(alias("cuMemUnmap", "ncclCommDeregister"))]
+    unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
+        wait_and_free(address, stream, || {
+            let block = self.blocks.lock()?.remove(&address);
+            drop(block);
+            Ok(())
+        })
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.properties
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+}
+
+impl fmt::Debug for RegisteredResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = Location::Device(self.device);
+        write!(f, "RegisteredResource({device})")
+    }
+}
+
+impl fmt::Debug for RegisteredResourceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredResourceBuilder")
+            .field("communicators", &self.communicators)
+            .field("windows", &self.has_windows)
+            .finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! One rank: what needs no other.
+
+use cuda_mem::collective::{Bf16, Element, F16, NcclVersion, ReduceOp};
+
+use super::*;
+
+fn one(env: &Environment) -> Result<Rank> {
+    let context = env.device()?.primary_context()?;
+    let communicators = nccl(env)?.communicators(&[context])?;
+    let communicator = communicators.into_iter().next().context("one rank")?;
+    Rank::new(communicator)
+}
+
+#[apply(case)]
+fn the_library_says_its_version_and_path(env: &Environment) -> Result<()> {
+    let nccl = nccl(env)?;
+    ensure!(nccl.version()? >= NcclVersion::new(2, 14, 0));
+    ensure!(nccl.library_path().to_string_lossy().contains("nccl"));
+    let (first, second) = (nccl.unique_id()?, nccl.unique_id()?);
+    ensure!(first != second && first.to_bytes() != [0; 128]);
+    Ok(())
+}
+
+fn reduces<T: Element + PartialEq + std::fmt::Debug>(rank: &Rank, data: &[T]) -> Result<()> {
+    let from = rank.pool.alloc_from(&rank.stream, data)?;
+    let mut to = rank.pool.alloc::<T>(&rank.stream, data.len())?;
+    use ReduceOp as R;
+    for op in [R::Sum, R::Product, R::Max, R::Min, R::Average] {
+        to.as_mut_slice().fill_bytes(0)?;
+        rank.communicator.all_reduce(&from, &mut to, op)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        ensure!(
+            to.to_vec()? == data,
+            "{op:?} of one rank: {:?}",
+            to.to_vec()?
+        );
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn one_rank_gets_its_own_elements_of_every_type(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    ensure!((rank.number(), rank.communicator.ranks()) == (0, 1));
+    ensure!(rank.communicator.device() == env.device()?);
+    reduces(&rank, &[1_i8, -2, 3])?;
+    reduces(&rank, &[1_u8, 2, 255])?;
+    reduces(&rank, &[1_i32, -2, i32::MAX])?;
+    reduces(&rank, &[1_u32, 2, u32::MAX])?;
+    reduces(&rank, &[1_i64, -2, i64::MAX])?;
+    reduces(&rank, &[1_u64, 2, u64::MAX])?;
+    reduces(&rank, &[1.0_f32, -2.5, 1e30])?;
+    reduces(&rank, &[1.0_f64, -2.5, 1e300])?;
+    // 1.0 and -2.0 in both formats.
+    reduces(&rank, &[F16(0x3c00), F16(0xc000)])?;
+    reduces(&rank, &[Bf16(0x3f80), Bf16(0xc000)])?;
+    Ok(rank.communicator.close()?)
+}
+
+#[apply(case)]
+fn wrong_lengths_ranks_and_streams_are_refused_and_lose_nothing(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let communicator = &rank.communicator;
+    let from = rank.pool.alloc_from(&rank.stream, &[1_u32, 2])?;
+    let mut short = rank.pool.alloc::<u32>(&rank.stream, 1)?;
+    let wrong = ErrorKind::InvalidValue;
+    let said = refused(
+        communicator.all_reduce(&from, &mut short, ReduceOp::Sum),
+        wrong,
+    )?;
+    ensure!(
+        said.contains('2') && said.contains("ncclAllReduce"),
+        "{said}"
+    );
+    refused(communicator.all_gather(&from, &mut short), wrong)?;
+    refused(
+        communicator.reduce_scatter(&from, &mut short, ReduceOp::Sum),
+        wrong,
+    )?;
+    let said = refused(communicator.broadcast(&mut short, 1), wrong)?;
+    ensure!(said.contains("rank 1"), "{said}");
+    refused(communicator.send(&from, 7), wrong)?;
+    refused(communicator.receive(&mut short, usize::MAX), wrong)?;
+
+    let mut same = rank.pool.alloc::<u32>(&rank.stream, 2)?;
+    communicator.all_reduce(&from, &mut same, ReduceOp::Sum)?;
+    communicator.synchronize(&rank.stream)?;
+    ensure!(same.to_vec()? == [1, 2], "it works on");
+    Ok(())
+}
+
+#[apply(case)]
+fn nothing_is_no_operation(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let from = rank.pool.alloc::<f32>(&rank.stream, 0)?;
+    let mut to = rank.pool.alloc::<f32>(&rank.stream, 0)?;
+    rank.communicator
+        .all_reduce(&from, &mut to, ReduceOp::Sum)?;
+    rank.communicator.all_gather(&from, &mut to)?;
+    rank.communicator.broadcast(&mut to, 0)?;
+    nccl(env)?.group().run()?;
+    Ok(())
+}
+
+#[apply(case)]
+fn impossible_ranks_are_refused_at_once(env: &Environment) -> Result<()> {
+    let (nccl, context) = (nccl(env)?, env.device()?.primary_context()?);
+    let id = nccl.unique_id()?;
+    for (ranks, rank) in [(1, 1), (0, 0), (2, usize::MAX)] {
+        let joined = nccl.communicator(&context, ranks, rank).join(&id);
+        refused(joined, ErrorKind::InvalidValue)?;
+    }
+    refused(nccl.communicators(&[]), ErrorKind::InvalidValue)?;
+    // Two ranks on one device.
+    let twice = nccl.communicators(&[context.clone(), context]);
+    ensure!(twice.is_err(), "two ranks of one device");
+    Ok(())
+}
+
+#[apply(case)]
+fn an_aborted_communicator_only_refuses(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let mut numbers = rank.pool.alloc_from(&rank.stream, &[1_i64, 2])?;
+    rank.communicator.abort()?;
+    let ended = ErrorKind::ContextDestroyed;
+    let reduced = rank
+        .communicator
+        .all_reduce_in_place(&mut numbers, ReduceOp::Sum);
+    let said = refused(reduced, ended)?;
+    ensure!(said.contains("aborted"), "{said}");
+    refused(rank.communicator.check(), ended)?;
+    ensure!(rank.communicator.as_raw().is_null());
+    rank.communicator.abort()?;
+    ensure!(numbers.to_vec()? == [1, 2]);
+    // Another one works.
+    let next = one(env)?;
+    next.communicator
+        .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+    next.communicator.synchronize(numbers.stream())?;
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_of_another_stream_is_ordered(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let other = rank.communicator.context().stream()?;
+    let mut from = rank.pool.alloc::<u32>(&other, 1 << 20)?;
+    let mut to = rank.pool.alloc::<u32>(&rank.stream, 1 << 20)?;
+    for round in 0..10 {
+        from.as_mut_slice().fill(round)?;
+        rank.communicator
+            .all_reduce(&from, &mut to, ReduceOp::Max)?;
+        from.as_mut_slice().fill(77)?;
+        let seen = to.to_vec()?;
+        ensure!(seen.iter().all(|number| *number == round), "round {round}");
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn sends_to_itself_arrive_in_a_group(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let from = rank.pool.alloc_from(&rank.stream, &[5_u8, 6, 7])?;
+    let mut to = rank.pool.alloc::<u8>(&rank.stream, 3)?;
+    let mut group = nccl(env)?.group();
+    group.send(&rank.communicator, &from, 0)?;
+    group.receive(&rank.communicator, &mut to, 0)?;
+    ensure!(format!("{group:?}").contains("Send"));
+    group.run()?;
+    rank.communicator.synchronize(&rank.stream)?;
+    ensure!(to.to_vec()? == [5, 6, 7]);
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! What goes wrong elsewhere.
+
+use std::sync::mpsc;
+
+use cuda_mem::collective::ReduceOp;
+
+use super::*;
+
+const SOON: Duration = Duration::from_millis(500);
+
+#[apply(case_of_two)]
+fn a_rank_that_never_joins_is_an_error_in_time(env: &Environment) -> Result<()> {
+    let (nccl, [context, _]) = (nccl(env)?, contexts(env)?);
+    let joined = nccl.communicator(&context, 2, 0).timeout(SOON);
+    let said = refused(joined.join(&nccl.unique_id()?), ErrorKind::TimedOut)?;
+    ensure!(said.contains("ncclCommInitRank"), "{said}");
+    // The device is as good as before.
+    let alone = nccl.communicators(&[context])?;
+    alone[0].check()?;
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn an_operation_that_never_comes_is_an_error_in_time(env: &Environment) -> Result<()> {
+    let (tell, told) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    in_threads(env, Duration::from_secs(5), |rank| {
+        let mut numbers = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 10])?;
+        // Both have been connected.
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        if rank.number() == 1 {
+            // It does something else for a while.
+            let told = told.lock().map_err(|_| anyhow!("rank 0 panicked"))?;
+            told.recv_timeout(LIMIT)?;
+            return Ok(rank.communicator.abort()?);
+        }
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        let said = refused(
+            rank.communicator.synchronize(&rank.stream),
+            ErrorKind::TimedOut,
+        )?;
+        ensure!(said.contains("rank 0 of 2"), "{said}");
+        let again = rank
+            .communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum);
+        let said = refused(again, ErrorKind::TimedOut)?;
+        ensure!(said.contains("abort"), "{said}");
+        ensure!(!rank.stream.is_done()?, "the stream waits on");
+        rank.communicator.abort()?;
+        // The stream is free again, and so is the memory.
+        rank.stream.synchronize()?;
+        numbers.as_mut_slice().fill(2.0)?;
+        ensure!(numbers.to_vec()? == [2.0; 10]);
+        tell.send(())?;
+        Ok(())
+    })?;
+    // Both can go on with another communicator.
+    in_threads(env, LIMIT, |rank| {
+        let mut numbers = rank.pool.alloc_from(&rank.stream, &[1_i32])?;
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        ensure!(numbers.to_vec()? == [2]);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn a_rank_that_aborts_leaves_an_error_to_the_other(env: &Environment) -> Result<()> {
+    in_threads(env, Duration::from_secs(5), |rank| {
+        let mut numbers = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 10])?;
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        if rank.number() == 1 {
+            return Ok(rank.communicator.abort()?);
+        }
+        let started = rank
+            .communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum);
+        let ended = started.and_then(|()| rank.communicator.synchronize(&rank.stream));
+        let error = ended.err().context("it went on without the other")?;
+        // Between GPUs of one host NCCL does not notice.
+        let kinds = [ErrorKind::PeerGone, ErrorKind::TimedOut];
+        ensure!(kinds.contains(&error.kind()), "{error}");
+        rank.communicator.abort()?;
+        rank.stream.synchronize()?;
+        Ok(())
+    })?;
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Operations that are recorded into a graph.
+
+use cuda_mem::collective::{ReduceOp, RegisteredResource};
+use cuda_mem::interop::{CaptureMode, Instantiate};
+use cuda_mem::{Arena, MemoryResource as _, Resource};
+
+use super::*;
+
+#[apply(case_of_two)]
+fn a_graph_replays_an_operation_on_new_contents(env: &Environment) -> Result<()> {
+    in_threads(env, LIMIT, |rank| {
+        let (communicator, stream) = (&rank.communicator, &rank.stream);
+        let memory = RegisteredResource::builder(communicator).build()?;
+        let arena = Arena::over(memory);
+        let own = rank.number() as u32 + 1;
+        let from = arena.alloc::<u32>(stream, 1000)?;
+        let to = arena.alloc_zeroed::<u32>(stream, 1000)?;
+        let (graph, (from, to)) = stream.capture(CaptureMode::Relaxed, |capture| {
+            let (from, to) = (capture.adopt(from), capture.adopt(to));
+            let (source, mut target) = (capture.buffer_mut(&from)?, capture.buffer_mut(&to)?);
+            communicator.all_reduce(&source, &mut target, ReduceOp::Sum)?;
+            communicator.all_reduce_in_place(&mut target, ReduceOp::Sum)?;
+            Ok((from, to))
+        })?;
+        let mut exec = graph.instantiate(Instantiate::default())?;
+        for round in 1..4 {
+            exec.buffer_mut(&from)?.fill(round * own)?;
+            exec.launch(stream)?;
+            communicator.synchronize(stream)?;
+            ensure!(
+                exec.buffer(&to)?.to_vec()? == [6 * round; 1000],
+                "round {round}"
+            );
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[apply(case)]
+fn a_graph_keeps_its_communicator_and_does_not_outlive_an_abort(env: &Environment) -> Result<()> {
+    let context = env.device()?.primary_context()?;
+    let communicators = nccl(env)?.communicators(&[context])?;
+    let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
+    let stream = &rank.stream;
+    let buffer = rank.pool.alloc_from(stream, &[1.0_f64])?;
+    let (graph, _) = stream.capture(CaptureMode::Relaxed, |capture| {
+        let buffer = capture.adopt(buffer);
+        let mut memory = capture.buffer_mut(&buffer)?;
+        refused(capture.buffer_mut(&buffer), ErrorKind::InvalidValue).map_err(told)?;
+        rank.communicator
+            .all_reduce_in_place(&mut memory, ReduceOp::Sum)?;
+        drop(memory);
+        capture.buffer_mut(&buffer)?;
+        Ok(())
+    })?;
+    let mut exec = graph.instantiate(Instantiate::default())?;
+    exec.launch(stream)?;
+    stream.synchronize()?;
+    let failed = rank.communicator.close().err().context("it closed")?;
+    ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
+    let communicator = failed.object.context("it is lost")?;
+    communicator.abort()?;
+    refused(exec.launch(stream), ErrorKind::ContextDestroyed)?;
+    Ok(())
+}
+
+fn told(error: anyhow::Error) -> cuda_mem::Error {
+    cuda_mem::Error::new(ErrorKind::Other, error.to_string())
+}
+
+#[apply(case)]
+fn memory_within_and_without_a_capture_does_not_mix(env: &Environment) -> Result<()> {
+    let context = env.device()?.primary_context()?;
+    let communicators = nccl(env)?.communicators(&[context])?;
+    let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
+    let (stream, pool) = (&rank.stream, Resource::from(rank.pool.clone()));
+    ensure!(pool.memory_properties().reaches(env.device()?));
+    let (inside, other) = (
+        rank.pool.alloc::<u8>(stream, 4)?,
+        rank.communicator.context(),
+    );
+    let other = other.stream()?;
+    let outside = rank.pool.alloc::<u8>(&other, 4)?;
+    stream.capture(CaptureMode::Relaxed, |capture| {
+        let inside = capture.adopt(inside);
+        let mut target = capture.buffer_mut(&inside)?;
+        let mixed = rank
+            .communicator
+            .all_reduce(&outside, &mut target, ReduceOp::Sum);
+        refused(mixed, ErrorKind::InvalidValue).map_err(told)?;
+        Ok(())
+    })?;
+    Ok(())
+}
