@@ -159,6 +159,8 @@ fn every_call_of_nccl_fails_once_in_turn(_: &Environment) -> Result<()> {
         }
     }
     ensure!(failed > 100, "{failed}");
+    let waiting = drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} releases wait");
     let reports = two.simulator.control().reports();
     ensure!(reports.is_empty(), "{reports:?}");
     Ok(())

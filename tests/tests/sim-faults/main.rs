@@ -27,8 +27,9 @@ fn main() -> ExitCode {
     run::main(&[
         faults(Suite::made_of("faults-1", is_of_first_half)),
         faults(Suite::made_of("faults-2", |test| {
-            is_ours(test) && !is_of_first_half(test)
+            is_ours(test) && !is_of_first_half(test) && !is_of_nccl(test)
         })),
+        faults(Suite::made_of("faults-nccl", is_of_nccl)),
         sweep::PAIRS,
         managed::REFUSED,
     ])
@@ -44,6 +45,11 @@ fn is_of_first_half(test: &Test) -> bool {
         && ["sweep", "single", "placement", "graph"]
             .iter()
             .any(|module| test.is_in(&format!("sim_faults::{module}")))
+}
+
+/// They launch graphs, after which streams wait for each other by other calls.
+fn is_of_nccl(test: &Test) -> bool {
+    is_ours(test) && test.is_in("sim_faults::collective")
 }
 
 const fn faults(suite: Suite) -> Suite {
