@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use cuda_mem::collective::{Communicator, Nccl, UniqueId};
+use cuda_mem::sys::nccl::NCCL_LIBRARY_VARIABLE;
 use cuda_mem::{Driver, Stream};
 use cuda_mem_console::{Backend, Misuse};
 
@@ -116,12 +117,16 @@ impl RankOptions {
     }
 }
 
-/// Opens NCCL; where the driver is simulated, NCCL is too.
+/// Opens NCCL. On the simulated driver it is the simulated one, since the real one needs GPUs.
 pub(crate) fn open_nccl(backend: &Backend) -> Result<Nccl> {
-    if backend.simulated {
-        nccl_sim::use_if_no_nccl();
+    let is_chosen = std::env::var_os(NCCL_LIBRARY_VARIABLE).is_some_and(|path| !path.is_empty());
+    if !backend.simulated || is_chosen {
+        return Ok(Nccl::load()?);
     }
-    Ok(Nccl::load()?)
+    let path = nccl_sim::library_path()
+        .context("the driver is simulated, and libnccl_sim.so was not found beside the program")?;
+    // SAFETY: this is the simulated NCCL of this workspace, which behaves as NCCL does.
+    Ok(unsafe { Nccl::load_from(path) }?)
 }
 
 /// Waits for the stream. After a failure, memory can be freed only once the stream no longer waits for other ranks.
