@@ -5,6 +5,7 @@ extern crate macro_rules_attribute;
 #[macro_use]
 extern crate cuda_mem_tests;
 
+mod collectives;
 mod doctor;
 mod examples;
 mod ipc;
