@@ -177,6 +177,18 @@ impl Communicator {
         stream.synchronize()
     }
 
+    /// Waits for the stream, but aborts what would hold it up for ever: then memory can be freed.
+    pub(super) fn release_stream(&self, stream: &Stream) {
+        let mut wait = Wait::new("the work in the stream", self.0.timeout);
+        // What else is wrong with the stream is an error of the free.
+        while let Ok(false) = stream.is_done() {
+            if self.check().and_then(|()| wait.pause()).is_err() {
+                let _ = self.abort();
+                return;
+            }
+        }
+    }
+
     /// Stops what the ranks' streams still wait for, and ends this rank's part. Every later call fails. Waits for a call of
     /// another thread.
     ///

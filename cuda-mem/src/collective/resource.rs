@@ -23,7 +23,8 @@ use crate::stream::Stream;
 /// [`MappedMemory::collective`] makes it, and registered with the communicators from its allocation to its free.
 ///
 /// Blocks take whole large pages, and making one takes a fraction of a millisecond, so put an [`Arena`](crate::Arena) over it: all
-/// buffers of the arena are then registered memory, each within one piece. A free waits for the stream.
+/// buffers of the arena are then registered memory, each within one piece. A free waits for the stream; if that waits for another
+/// rank longer than the communicator's [time](super::CommunicatorBuilder::timeout), the communicator is aborted.
 ///
 /// With [`windows`](RegisteredResourceBuilder::windows) the memory is also a window of NCCL, at a second address: operations of up to
 /// 32 KiB on such memory use that, because they are faster there, and longer ones do not, because they are slower.
@@ -181,6 +182,9 @@ unsafe impl MemoryResource for RegisteredResource {
 
     #[doc(alias("cuMemUnmap", "ncclCommDeregister"))]
     unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
+        for communicator in &self.communicators {
+            communicator.release_stream(stream);
+        }
         wait_and_free(address, stream, || {
             let block = self.blocks.lock()?.remove(&address);
             drop(block);

@@ -1,8 +1,9 @@
 //! What goes wrong elsewhere.
 
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 
-use cuda_mem::collective::ReduceOp;
+use cuda_mem::Resource;
+use cuda_mem::collective::{ReduceOp, RegisteredResource};
 
 use super::*;
 
@@ -71,11 +72,14 @@ fn an_operation_that_never_comes_is_an_error_in_time(env: &Environment) -> Resul
 
 #[apply(case_of_two)]
 fn a_rank_that_aborts_leaves_an_error_to_the_other(env: &Environment) -> Result<()> {
+    let both = Barrier::new(2);
     in_threads(env, Duration::from_secs(5), |rank| {
         let mut numbers = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 10])?;
         rank.communicator
             .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
         rank.communicator.synchronize(&rank.stream)?;
+        // The first operation has succeeded on both.
+        both.wait();
         if rank.number() == 1 {
             return Ok(rank.communicator.abort()?);
         }
@@ -89,6 +93,35 @@ fn a_rank_that_aborts_leaves_an_error_to_the_other(env: &Environment) -> Result<
         ensure!(kinds.contains(&error.kind()), "{error}");
         rank.communicator.abort()?;
         rank.stream.synchronize()?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn registered_memory_can_be_dropped_while_the_stream_waits_for_nobody(
+    env: &Environment,
+) -> Result<()> {
+    let (tell, told) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    in_threads(env, Duration::from_secs(5), |rank| {
+        let memory = RegisteredResource::builder(&rank.communicator).build()?;
+        let memory = Resource::new(memory);
+        let mut numbers = memory.alloc_from(&rank.stream, &[1_u32; 10])?;
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        if rank.number() == 1 {
+            let told = told.lock().map_err(|_| anyhow!("rank 0 panicked"))?;
+            told.recv_timeout(LIMIT)?;
+            return Ok(rank.communicator.abort()?);
+        }
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        drop(numbers);
+        ensure!(rank.stream.is_done()?, "the stream still waits");
+        refused(rank.communicator.check(), ErrorKind::ContextDestroyed)?;
+        tell.send(())?;
         Ok(())
     })?;
     Ok(())

@@ -19,7 +19,7 @@ use crate::environment::{Backend, Environment, Skip};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// NCCL for the driver under test; a skip if there is none.
-fn nccl(env: &Environment) -> Result<Nccl> {
+pub(crate) fn nccl(env: &Environment) -> Result<Nccl> {
     if env.backend == Backend::Gpu {
         return match Nccl::load() {
             Err(error) if error.kind() == ErrorKind::NcclMissing => {

@@ -1,5 +1,6 @@
 //! The ledger: what is alive is listed with the line that made it, and what has ended is not; and the recorder.
 
+mod collective;
 mod ends;
 mod environment;
 mod leaks;
