@@ -8,7 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::communicator::Communicator;
 use super::registration::Registration;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
@@ -84,20 +84,29 @@ impl RegisteredResource {
     fn make(&self, bytes: usize) -> Result<(CUdeviceptr, Block)> {
         let memory = self.recipe.clone().build(bytes as u64)?;
         let range = (memory.address(), memory.size_bytes() as usize);
+        // Dropped in the reverse order, so that NCCL forgets the memory first.
+        let alias = match self.has_windows {
+            false => None,
+            true => {
+                let parts: Vec<_> = memory.parts().cloned().collect();
+                Some(self.recipe.clone().build_from(parts)?)
+            }
+        };
         let mut registrations = Vec::new();
         for communicator in &self.communicators {
             // SAFETY: the block drops the registrations before the memory, and so does a failure here.
             registrations.push(unsafe { Registration::local(communicator, range) }?);
         }
-        let mut alias = None;
-        if self.has_windows {
-            let parts: Vec<_> = memory.parts().cloned().collect();
-            let second = self.recipe.clone().build_from(parts)?;
-            let at = second.address();
-            alias = Some(second);
+        if let Some(alias) = &alias {
             for communicator in &self.communicators {
                 // SAFETY: as above, and both addresses are of the same physical memory.
-                registrations.push(unsafe { Registration::window(communicator, range, at) }?);
+                let window = unsafe { Registration::window(communicator, range, alias.address()) };
+                registrations.push(window.inspect_err(|error| {
+                    // In the background NCCL may still be at it.
+                    if error.kind() == ErrorKind::TimedOut {
+                        let _ = communicator.abort();
+                    }
+                })?);
             }
         }
         let block = Block {

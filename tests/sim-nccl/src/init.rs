@@ -4,7 +4,8 @@ use std::ffi::c_char;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuda_driver_sys::nccl::{
-    NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclComm_t, ncclResult_t, ncclUniqueId,
+    NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclResult_t,
+    ncclUniqueId,
 };
 
 use crate::clique::Clique;
@@ -32,7 +33,7 @@ pub(crate) fn unique_id() -> ncclUniqueId {
     let time = SystemTime::now().duration_since(UNIX_EPOCH);
     let time = time.map_or(0, |time| time.as_nanos());
     let text = format!("nccl-sim {} {number} {time}", std::process::id());
-    let mut id: Id = [0; _];
+    let mut id: Id = [0; NCCL_UNIQUE_ID_BYTES];
     for (place, byte) in id.iter_mut().zip(text.bytes()) {
         *place = byte;
     }

@@ -69,7 +69,7 @@ impl Sim {
     }
 
     pub(crate) fn id(&self) -> ncclUniqueId {
-        let mut id = ncclUniqueId { internal: [0; _] };
+        let mut id = ncclUniqueId { internal: [0; 128] };
         assert_eq!(nccl!(self, ncclGetUniqueId(from_mut(&mut id))), SUCCESS);
         id
     }

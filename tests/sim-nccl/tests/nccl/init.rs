@@ -78,7 +78,7 @@ fn ranks_that_do_not_fit_all_fail() {
 fn an_id_of_elsewhere_and_no_context_are_refused() {
     let sim = Sim::new(1);
     let mut comm: ncclComm_t = null_mut();
-    let id = ncclUniqueId { internal: [1; _] };
+    let id = ncclUniqueId { internal: [1; 128] };
     let without_context = nccl!(sim, ncclCommInitRank(from_mut(&mut comm), 1, id, 0));
     assert_eq!(without_context, ncclResult_t::ncclUnhandledCudaError);
     sim.use_device(0);
