@@ -51,6 +51,7 @@ mod launches;
 mod limits;
 mod loading;
 mod managed;
+mod managed_pools;
 mod managed_use;
 mod meanwhile;
 mod memory;
@@ -253,6 +254,7 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true callbacks: given, order, captured));
     all.extend(questions!(false callbacks: calls));
     all.extend(questions!(true managed: attributes, sizes, addresses, pointer, device_memory));
+    all.extend(questions!(false managed_pools: again, causes, mends, at_first));
     all.extend(questions!(true managed_use: frees));
     all.extend(questions!(false managed_use: bytes, odd_frees, pools, recorded));
     all.extend(questions!(true prefetch: places, ranges, streams));

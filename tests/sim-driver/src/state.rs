@@ -18,7 +18,7 @@ use crate::graph::Graphs;
 use crate::host::Registration;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
-use crate::managed::Hearsay;
+use crate::managed::{Hearsay, Released};
 use crate::module::Modules;
 use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) resident: Resident,
     /// Advice on managed memory.
     pub(crate) hearsay: Hearsay,
+    /// Memory of managed pools that was released.
+    pub(crate) released: Released,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
     pub(crate) modules: Modules,
@@ -90,6 +92,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         slabs: Slabs::default(),
         resident: Resident::default(),
         hearsay: Hearsay::default(),
+        released: Released::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
         modules: Modules::new(knobs),

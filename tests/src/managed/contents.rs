@@ -3,14 +3,14 @@
 use std::sync::LazyLock;
 
 use anyhow::{Result, ensure};
-use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::kernel::{Function, Launch};
 use cuda_mem::mapped::{Advice, ManagedBuffer};
 use cuda_mem::memory::{ManagedResource, StatisticsAdaptor};
-use cuda_mem::{MemoryPool, Resource, Stream};
+use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use super::{SIZES, need_concurrent};
-use crate::environment::Environment;
+use crate::environment::{Environment, Skip};
 use crate::hold::hold;
 use crate::modules::PTX;
 
@@ -257,6 +257,123 @@ fn other_managed_resources_serve_too(env: &Environment) -> Result<()> {
         drop(buffer.into_buffer());
     }
     stream.synchronize()?;
+    Ok(())
+}
+
+/// A managed pool of no place that releases what it can, or keeps all.
+fn pool_of_no_place(env: &Environment, threshold: ReleaseThreshold) -> Result<MemoryPool> {
+    env.need(13, 0)?;
+    need_concurrent(env)?;
+    let pool = MemoryPool::builder_at(env.driver, Location::Anywhere, AllocationType::Managed);
+    if let Support::No(reason) = pool.support()? {
+        return Err(Skip(format!("no managed pools: {reason}")).into());
+    }
+    Ok(pool.release_threshold(threshold).build()?)
+}
+
+/// The memory serves again and again, so the numbers have to be others each time (R190).
+#[apply(case)]
+fn what_a_device_writes_to_released_memory_is_seen(env: &Environment) -> Result<()> {
+    let mut streams = vec![env.stream()?];
+    streams.push(streams[0].context().legacy_stream());
+    let fill = kernel(&streams[0], "fill")?;
+    for threshold in [ReleaseThreshold::Bytes(0), ReleaseThreshold::Never] {
+        let pool = pool_of_no_place(env, threshold)?;
+        let resource = Resource::new(pool.clone());
+        for stream in &streams {
+            for len in [128_u32, 2500, 3 << 10, (5 << 20) + 17] {
+                for number in 1..4_u32 {
+                    let mut neighbour = ManagedBuffer::<u32>::uninit_in(&resource, stream, 25)?;
+                    neighbour.as_mut_slice().fill(100 + number)?;
+                    let mut buffer =
+                        ManagedBuffer::<u32>::uninit_in(&resource, stream, len as usize)?;
+                    let launch = Launch::over(len as usize, 128);
+                    if number % 2 == 0 {
+                        buffer.as_mut_slice().fill(number)?;
+                    } else {
+                        // SAFETY: as the kernel says.
+                        unsafe {
+                            fill.launch(stream, launch, (&mut buffer, number, u64::from(len)))
+                        }?;
+                    }
+                    let what = format!("{len} words, time {number}, {threshold:?}, {stream:?}");
+                    ensure!(
+                        neighbour.host()?.iter().all(|word| *word == 100 + number),
+                        "{what}"
+                    );
+                    let wrong = buffer.host()?.iter().position(|word| *word != number);
+                    ensure!(wrong.is_none(), "{what}: the host, from {wrong:?} on");
+                    let last = len as usize - 1;
+                    buffer.host_mut()?[last] = 50 + number;
+                    buffer.prefetch(Location::Device(env.device()?))?;
+                    let mut expected = vec![number; len as usize];
+                    expected[last] = 50 + number;
+                    ensure!(buffer.to_vec()? == expected, "{what}: the device");
+                    buffer.into_buffer().free()?;
+                    neighbour.into_buffer().free()?;
+                    stream.synchronize()?;
+                    pool.trim_to(0)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A block that is discarded instead of prefetched. Little of it is touched.
+#[apply(case)]
+fn what_a_device_writes_to_a_large_released_block_is_seen(env: &Environment) -> Result<()> {
+    const PART: usize = 100_000;
+    let pool = pool_of_no_place(env, ReleaseThreshold::Bytes(0))?;
+    let (resource, stream) = (Resource::new(pool.clone()), env.stream()?);
+    let half = usize::try_from(env.device()?.total_memory()? / 2)?;
+    for number in 1..4_u8 {
+        let mut neighbour = ManagedBuffer::<u8>::uninit_in(&resource, &stream, 700)?;
+        neighbour.as_mut_slice().fill(100 + number)?;
+        let mut buffer = ManagedBuffer::<u8>::uninit_in(&resource, &stream, half + 12_345)?;
+        let parts = [
+            0..PART,
+            half / 2..half / 2 + PART,
+            half + 12_345 - PART..half + 12_345,
+        ];
+        for part in &parts {
+            buffer
+                .as_mut_slice()
+                .slice_mut(part.clone())?
+                .fill(number)?;
+        }
+        for part in &parts {
+            let seen = &buffer.host()?[part.clone()];
+            let wrong = seen.iter().position(|byte| *byte != number);
+            ensure!(
+                wrong.is_none(),
+                "time {number}, {part:?}: from {wrong:?} on"
+            );
+        }
+        ensure!(neighbour.host()?.iter().all(|byte| *byte == 100 + number));
+        buffer.into_buffer().free()?;
+        neighbour.into_buffer().free()?;
+        stream.synchronize()?;
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_of_pools_takes_no_advice(env: &Environment) -> Result<()> {
+    let pool = pool_of_no_place(env, ReleaseThreshold::Bytes(0))?;
+    let buffer = ManagedBuffer::<u8>::uninit_in(&Resource::new(pool), &env.stream()?, 8192)?;
+    for advice in [
+        Advice::ReadMostly,
+        Advice::PreferredLocation(Location::Host),
+    ] {
+        let refused = buffer.advise(advice);
+        ensure!(
+            refused
+                .as_ref()
+                .is_err_and(|error| error.kind() == ErrorKind::NotSupported),
+            "{advice:?}: {refused:?}"
+        );
+    }
     Ok(())
 }
 

@@ -271,7 +271,7 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "`cuMemHostAlloc` does the same with flags",
     ),
     (
-        "cuMemDiscard*",
+        "cuMemDiscardAndPrefetchBatchAsync",
         "spares moving what is written anew next: nobody asked for it yet",
     ),
     ("cuMemPrefetchBatchAsync", ONE_CALL),

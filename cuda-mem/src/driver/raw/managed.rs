@@ -65,6 +65,28 @@ pub(crate) unsafe fn prefetch(
     }
 }
 
+/// Whether the driver has [`discard`].
+pub(crate) fn has_discard(table: &Table) -> bool {
+    table.cuMemDiscardBatchAsync.is_some()
+}
+
+/// Makes the contents of managed memory undefined, in the order of a stream that is not the legacy one. Needs CUDA 13.0.
+///
+/// # Safety
+/// As [`prefetch`].
+pub(crate) unsafe fn discard(
+    queue: Queue<'_>,
+    (mut address, mut bytes): (CUdeviceptr, usize),
+) -> Result<()> {
+    // SAFETY: lists of one, and the caller vouches for range and stream; no flag is defined.
+    unsafe {
+        call!(
+            queue.table,
+            cuMemDiscardBatchAsync(&raw mut address, &raw mut bytes, 1, 0, queue.stream)
+        )
+    }
+}
+
 /// Advises the driver how a range will be used. For advice without a place, any place will do.
 ///
 /// # Safety

@@ -160,8 +160,8 @@ impl<T: Pod> ManagedRange<'_, T> {
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) for a location that is not valid for this advice, or belongs to
-    /// another driver; [`NotSupported`](ErrorKind::NotSupported) for a device without concurrent managed access;
-    /// [`SymbolMissing`](ErrorKind::SymbolMissing) for a NUMA node before CUDA 12.2. Otherwise any driver error.
+    /// another driver; [`NotSupported`](ErrorKind::NotSupported) for a device without concurrent managed access, and for
+    /// memory of a pool, which takes no advice; [`SymbolMissing`](ErrorKind::SymbolMissing) for a NUMA node before CUDA 12.2. Otherwise any driver error.
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(&self, advice: Advice) -> Result<()> {
         self.tell(advice, true)
@@ -188,7 +188,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         self.pieces().try_for_each(|piece| {
             // SAFETY: the piece is of managed memory that the buffer has not freed.
             unsafe { raw::managed::advise(table, piece, word, place.to_raw()) }
-                .map_err(|error| explain(error, || format!("{advice} for {self:?}")))
+                .map_err(|error| explain_advice(error, || format!("{advice} for {self:?}")))
         })
     }
 
@@ -307,6 +307,16 @@ fn explain(error: Error, asked: impl FnOnce() -> String) -> Error {
         ErrorKind::NotSupported,
         "the device, or that of the stream, has no concurrent managed access (attribute 89): there the driver \
          alone moves managed memory, all of it, when a kernel is launched",
+    )
+}
+
+/// As [`explain`], for advice.
+#[cold]
+fn explain_advice(error: Error, asked: impl FnOnce() -> String) -> Error {
+    explain(error, asked).meaning(
+        CUresult::CUDA_ERROR_NOT_SUPPORTED,
+        ErrorKind::NotSupported,
+        "memory of a pool takes no advice (R191); allocate the buffer without a pool",
     )
 }
 

@@ -17,6 +17,9 @@ impl Pool {
         if bytes == 0 || bytes >= TOO_MUCH {
             return self.answer_for_the_driver(stream, bytes);
         }
+        if self.may_lose_writes() {
+            self.refuse_captured(stream)?;
+        }
         stream.release_deferred();
         let place = self.place_in_reach(stream.device());
         let address = match self.ask_plainly(stream, bytes, place) {
@@ -26,7 +29,10 @@ impl Pool {
         // Checked again: access may be revoked while no memory is handed out, which may have been the case until
         // just now.
         if !self.is_in_reach(place) {
-            return self.reached_or_free(address, stream);
+            self.reached_or_free(address, stream)?;
+        }
+        if self.may_lose_writes() {
+            return self.renewed(address, bytes, stream);
         }
         Ok(address)
     }

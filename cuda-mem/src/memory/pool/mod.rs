@@ -8,6 +8,7 @@ mod free;
 mod pending_destroy;
 mod properties;
 mod recorded;
+mod renew;
 mod resource;
 mod settings;
 mod sharing;

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use cuda_driver_sys::{
     CU_DEVICE_INVALID, CUdeviceptr, CUmem_advise, CUmem_range_attribute, CUmemLocation,
-    CUmemLocationType, location_parts,
+    CUmemLocationType, CUresult, location_parts,
 };
 
 use super::told::{Spot, Told, common, number};
@@ -39,6 +39,10 @@ impl State {
     ) -> Answer {
         use CUmem_advise as A;
         self.require_managed(address, len)?;
+        // Measured: memory of pools takes no advice.
+        if self.pool_at(address).is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         // Measured: advice that names a NUMA node of the host is accepted, but has no effect.
         let is_told = !matches!(location_parts(place).0, HOST_NUMA | HOST_NUMA_CURRENT);
         let change: Box<dyn Fn(&mut Told)> = match advice {

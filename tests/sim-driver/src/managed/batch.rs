@@ -74,6 +74,7 @@ impl State {
         // Only the order is checked: what a discarded byte reads as is not defined, so it may as well stay.
         let at = self.begin(id)?;
         self.touch("discard", at, By::Stream(id), Side::Device(address), len)?;
+        self.renew_within(address, len);
         Ok(())
     }
 

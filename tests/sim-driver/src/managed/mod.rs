@@ -3,8 +3,10 @@
 
 mod advise;
 mod batch;
+mod released;
 mod told;
 
+pub(crate) use released::Released;
 pub(crate) use told::Hearsay;
 
 use std::ffi::{c_int, c_uint};
@@ -20,6 +22,9 @@ use crate::state::{State, state};
 
 const ATTACH_GLOBAL: c_uint = 1;
 const ATTACH_HOST: c_uint = 2;
+
+/// A page of the host: what advice, prefetches and discards are about.
+const PAGE: u64 = 4096;
 
 /// `CU_DEVICE_CPU`: the host, as the device number of the older functions.
 const CPU: c_int = -1;
@@ -61,6 +66,7 @@ impl State {
 
     /// Managed memory that a device writes becomes resident there.
     pub(crate) fn bring(&mut self, device: usize, to: Side, len: usize) {
+        self.report_lost_writes(to, len);
         let address = to.address();
         let found = self.allocation(address).map(|(_, found)| found.kind);
         if found == Some(Kind::Managed) && !matches!(to, Side::Host(_)) {
@@ -104,6 +110,7 @@ impl State {
         }
         let side = Side::Device(address);
         self.touch("prefetch", at, By::Stream(id), side, len)?;
+        self.renew(address, len);
         if let Some(device) = device {
             self.bring(device, side, len);
         }

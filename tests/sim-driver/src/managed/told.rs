@@ -5,10 +5,7 @@ use std::ffi::c_int;
 
 use cuda_driver_sys::{CU_DEVICE_CPU, CU_DEVICE_INVALID, CUmemLocationType};
 
-use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT};
-
-/// Advice applies to whole host pages.
-const PAGE: u64 = 4096;
+use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT, PAGE};
 
 /// A kind of location and its number.
 pub(super) type Spot = (CUmemLocationType, c_int);

@@ -46,6 +46,11 @@ impl Properties {
         self.kind == MANAGED
     }
 
+    /// Whether the memory is managed, and at no place to begin with.
+    pub(crate) fn is_managed_anywhere(&self) -> bool {
+        self.is_managed() && self.location.0 == NONE
+    }
+
     /// Whether the memory is on the host.
     pub(super) fn is_host(&self) -> bool {
         [HOST, HOST_NUMA].contains(&self.location.0) && !self.is_managed()

@@ -205,6 +205,7 @@ impl State {
                 self.devices[device].taken -= pool.space.reserved.current;
             }
             self.hearsay.end(pool.base(), pool.mapping.len());
+            self.released.end(pool.base(), pool.mapping.len());
             self.bury(pool.mapping);
         }
     }
@@ -219,6 +220,7 @@ impl State {
         let gone = pool.space.give_back(may_fall_to);
         for index in &gone {
             pool.mapping.discard(index * chunk, chunk);
+            self.released.release(pool.base() + index * chunk, chunk);
         }
         if let Some(device) = pool.device {
             self.devices[device].taken -= gone.len() as u64 * chunk;

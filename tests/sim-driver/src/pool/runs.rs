@@ -77,6 +77,17 @@ impl Runs {
         self.by_start.iter().map(|(&start, &len)| (start, len))
     }
 
+    /// The parts of the set within a range, as starts and lengths.
+    pub(crate) fn parts(&self, start: u64, len: u64) -> Vec<(u64, u64)> {
+        let end = start + len;
+        let before = self.by_start.range(..start).next_back();
+        let all = before.into_iter().chain(self.by_start.range(start..end));
+        let cut = all.map(|(&at, &size)| (at.max(start), (at + size).min(end)));
+        cut.filter(|(at, end)| at < end)
+            .map(|(at, end)| (at, end - at))
+            .collect()
+    }
+
     #[cfg(test)]
     fn is_empty(&self) -> bool {
         self.by_start.is_empty()
@@ -120,6 +131,14 @@ mod tests {
         assert_eq!(list(&set), [(0, 2), (10, 2)]);
         set.remove(0, 100);
         assert!(set.is_empty());
+    }
+
+    #[test]
+    fn parts_are_cut_at_the_ends_of_the_range() {
+        let set = runs(&[(0, 8), (10, 4), (20, 4)]);
+        assert_eq!(set.parts(4, 8), [(4, 4), (10, 2)]);
+        assert_eq!(set.parts(8, 2), []);
+        assert_eq!(set.parts(0, 100), [(0, 8), (10, 4), (20, 4)]);
     }
 
     #[test]
