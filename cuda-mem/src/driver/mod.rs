@@ -10,6 +10,8 @@ pub(crate) mod load;
 pub(crate) mod location;
 pub(crate) mod pointer;
 pub(crate) mod raw;
+#[cfg(feature = "sim")]
+mod simulated;
 
 pub use capabilities::{Capabilities, Capability, Reason, Support};
 pub use device::{Device, HandleTypes, PciId, Uuid};

@@ -79,8 +79,6 @@ mod vmm;
 pub use control::{Control, ControlError, Live};
 /// The driver's result codes, for calls that are to fail.
 pub use cuda_driver_sys::CUresult;
-#[cfg(feature = "cuda-mem")]
-pub use machine::driver;
 pub use machine::{Machine, Simulator, StartError, Violations};
 pub use models::{Launch, LaunchError, kernel};
 pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};

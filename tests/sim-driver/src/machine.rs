@@ -251,17 +251,6 @@ impl Simulator {
         self.library
     }
 
-    /// The machine's driver, initialised. The same on every call.
-    ///
-    /// # Errors
-    ///
-    /// As [`Driver::load`](cuda_mem::Driver::load).
-    #[cfg(feature = "cuda-mem")]
-    pub fn driver(&self) -> cuda_mem::Result<cuda_mem::Driver> {
-        // SAFETY: the file is the simulator.
-        unsafe { cuda_mem::Driver::load_from(&self.path) }
-    }
-
     /// Counts, faults and reports of this machine.
     #[must_use]
     pub fn control(&self) -> &Control {
@@ -357,32 +346,4 @@ impl Error for StartError {
             Self::Load(error) => Some(error),
         }
     }
-}
-
-/// The driver of a new machine with one H200: the first line of a test. Each call gives another machine.
-///
-/// [`Machine`] describes other ones, counts calls and makes them fail. Only [`Simulator::check`] makes a test fail for what
-/// the order sanitizer found; here its reports are printed on standard error.
-///
-/// # Panics
-///
-/// If the simulator was not built or does not open: a test cannot do without.
-///
-/// ```
-/// use cuda_mem::MemoryPool;
-///
-/// let device = cuda_sim::driver().device(0)?;
-/// let stream = device.primary_context()?.stream()?;
-/// let pool = MemoryPool::builder(&device).build()?;
-/// let numbers = pool.alloc_from(&stream, &[1_u32, 2, 3])?;
-/// assert_eq!(numbers.to_vec()?, [1, 2, 3]);
-/// # Ok::<(), cuda_mem::Error>(())
-/// ```
-#[cfg(feature = "cuda-mem")]
-#[must_use]
-pub fn driver() -> cuda_mem::Driver {
-    let simulator = Machine::new().start();
-    let simulator = simulator.unwrap_or_else(|error| panic!("no simulated driver: {error}"));
-    let driver = simulator.driver();
-    driver.unwrap_or_else(|error| panic!("the simulated driver does not start: {error}"))
 }

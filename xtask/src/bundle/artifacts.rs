@@ -26,7 +26,7 @@ impl Artifact {
 }
 
 /// The packages whose tests, examples and benchmarks are taken.
-const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
+const TESTED: [&str; 3] = ["cuda-mem-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
 /// The packages whose library or programs these need beside them.
 const HELPERS: [&str; 8] = [

@@ -12,7 +12,9 @@ use crate::workspace;
 /// Copies the crate and those of this workspace that it needs to `scratch`, puts the files in, and
 /// runs its tests there.
 pub(crate) fn build(files: &[Generated], scratch: &Path) -> Result<()> {
+    /// Its folder, and the key of its dependents.
     const CRATE: &str = "cuda-driver-sys";
+    const PACKAGE: &str = "cuda-mem-driver-sys";
     let root = workspace::root();
     let trial = scratch.join("trial");
     let mut manifest: toml::Table = toml::from_str(&workspace::read(&root.join("Cargo.toml"))?)?;
@@ -33,7 +35,7 @@ pub(crate) fn build(files: &[Generated], scratch: &Path) -> Result<()> {
     let mut cargo = workspace::cargo();
     cargo
         .current_dir(&trial)
-        .args(["test", "--quiet", "--package", CRATE, "--target-dir"])
+        .args(["test", "--quiet", "--package", PACKAGE, "--target-dir"])
         // Shared by all trials, so that dependencies are not built again.
         .arg(root.join("target/regen-trial"));
     workspace::run(&mut cargo).context("cuda-driver-sys fails with these bindings")?;

@@ -21,7 +21,7 @@ fn register_model(simulator: &Simulator) {
 
 #[test]
 fn a_pool_on_a_machine_of_this_test() -> Result {
-    let device = cuda_sim::driver().device(0)?;
+    let device = Driver::simulated().device(0)?;
     let stream = device.primary_context()?.stream()?;
     let numbers = MemoryPool::builder(&device).build()?.alloc_from(&stream, &[1, 2, 3])?;
     assert_eq!(numbers.to_vec()?, [1, 2, 3]);
@@ -32,7 +32,7 @@ fn a_pool_on_a_machine_of_this_test() -> Result {
 fn sums_are_right_and_nothing_is_left() -> Result {
     let simulator = Machine::new().start()?;
     register_model(&simulator);
-    let sums = add(simulator.driver()?, &[1.0, 2.0], &[0.5, 0.5])?;
+    let sums = add(Driver::load_simulated(&simulator)?, &[1.0, 2.0], &[0.5, 0.5])?;
     assert_eq!(sums, [1.5, 2.5]);
     simulator.check()?; // no access out of order or out of bounds
     assert_eq!(simulator.control().live().allocations, 0);
@@ -43,7 +43,7 @@ fn sums_are_right_and_nothing_is_left() -> Result {
 fn out_of_memory_is_an_error_of_its_own_kind() -> Result {
     let simulator = Machine::new().memory(64 << 20).start()?;
     let list = vec![0.0_f32; 16 << 20];
-    let error = add(simulator.driver()?, &list, &list).expect_err("128 MiB of 64");
+    let error = add(Driver::load_simulated(&simulator)?, &list, &list).expect_err("128 MiB of 64");
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     Ok(())
 }
@@ -55,7 +55,7 @@ fn every_failure_is_survived() -> Result {
     for nth in 1.. {
         let simulator = Machine::new().start()?;
         register_model(&simulator);
-        let driver = simulator.driver()?;
+        let driver = Driver::load_simulated(&simulator)?;
         let control = simulator.control();
         control.fail_call(nth, cuda_sim::CUresult::CUDA_ERROR_UNKNOWN);
         let before = control.calls_total();
@@ -81,10 +81,10 @@ fn every_failure_is_survived() -> Result {
 
 #[test]
 fn machines_that_few_people_have() -> Result {
-    let eight = Machine::new().devices(8).visible("3,5").start()?.driver()?;
+    let eight = Driver::load_simulated(&Machine::new().devices(8).visible("3,5").start()?)?;
     assert_eq!(eight.devices()?.len(), 2);
 
-    let old: Driver = Machine::new().no_pools().cuda_version(11, 8).start()?.driver()?;
+    let old = Driver::load_simulated(&Machine::new().no_pools().cuda_version(11, 8).start()?)?;
     let refused = MemoryPool::builder(&old.device(0)?).build();
     assert_eq!(refused.expect_err("no pools").kind(), ErrorKind::NotSupported);
     Ok(())
