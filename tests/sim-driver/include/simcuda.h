@@ -18,7 +18,7 @@ extern "C" {
 
 typedef uint32_t simcuda_result;
 
-/* The library's identity, with the version of these functions: "cuda-sim 5". */
+/* The library's identity, with the version of these functions: "cuda-sim 6". */
 const char *simcuda_identify(void);
 
 /* ---- Kernels of your own ------------------------------------------------------------------------------------------ */
@@ -46,6 +46,8 @@ typedef struct simcuda_launch {
     size_t parameter_count;
     /* The simulator's own. */
     const void *run;
+    /* When it was submitted, in nanoseconds of CLOCK_MONOTONIC; for a kernel of a graph, when that was launched. */
+    uint64_t submitted_ns;
 } simcuda_launch;
 
 /* The work of a kernel, done at once for all threads of a launch. It runs in stream order on a thread of the simulator,

@@ -50,6 +50,8 @@ pub(crate) struct LaunchRecord {
     pub(crate) parameter_count: usize,
     /// The simulator's own.
     pub(crate) run: *const c_void,
+    /// When it was submitted, in nanoseconds of the monotonic clock.
+    pub(crate) submitted_ns: u64,
 }
 
 /// Position of an argument.

@@ -16,7 +16,7 @@ use crate::state::{State, state};
 use crate::table;
 
 /// The library's identity.
-pub(crate) const IDENTITY: &CStr = c"cuda-sim 5";
+pub(crate) const IDENTITY: &CStr = c"cuda-sim 6";
 
 /// A text passed from C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {

@@ -28,6 +28,8 @@ pub(crate) struct RankComm {
     pub(crate) pending: i64,
     is_killed: bool,
     is_finalized: bool,
+    /// A test lets its calls stay in progress.
+    is_held: bool,
 }
 
 /// What the last call still does, or what the program has not asked about yet.
@@ -73,6 +75,7 @@ impl RankComm {
             pending: 0,
             is_killed: false,
             is_finalized: false,
+            is_held: false,
         }
     }
 
@@ -168,7 +171,9 @@ impl State {
         if let Some(failure) = self.error(comm) {
             return Ok(failure.code);
         }
+        let is_held = self.comm(comm)?.is_held;
         let (is_done, is_told_later) = match progress {
+            Progress::Unasked if is_held => (false, false),
             Progress::Done => (true, false),
             Progress::Unasked => (true, true),
             Progress::Joining => (self.is_joined(comm), false),
@@ -285,11 +290,22 @@ pub(crate) fn abort(comm: Comm) -> Answer<ncclResult_t> {
     let mut locked = state();
     locked.comm(comm)?;
     locked.end_rank(comm, "aborted");
+    locked.note_aborted_plans(comm);
     locked.remove(comm);
     drop(locked);
     changed();
     register::forget(comm);
     Ok(ncclResult_t::ncclSuccess)
+}
+
+/// Lets the calls of a communicator stay in progress, or no longer. False if there is none.
+pub(crate) fn hold(comm: Comm, is_held: bool) -> bool {
+    let mut locked = state();
+    let Some(found) = locked.comms.get_mut(&comm) else {
+        return false;
+    };
+    found.is_held = is_held;
+    true
 }
 
 /// As if the process of this rank died. False if there is no such communicator.

@@ -15,6 +15,7 @@ type Act = extern "C" fn();
 type CountOf = extern "C" fn(*const c_char) -> u64;
 type Fail = extern "C" fn(*const c_char, u64, u32) -> u64;
 type Kill = extern "C" fn(u64) -> u64;
+type Hold = extern "C" fn(u64, u64) -> u64;
 type ReadLive = extern "C" fn(*mut Live);
 type ReadCommunicator = extern "C" fn(u64, *mut Communicator) -> u64;
 type Line = extern "C" fn(u64, *mut c_char, usize) -> usize;
@@ -55,6 +56,7 @@ pub struct Control {
     calls: CountOf,
     fail: Fail,
     kill: Kill,
+    hold: Hold,
     live: ReadLive,
     communicator: ReadCommunicator,
     fault: Line,
@@ -109,6 +111,7 @@ impl Control {
             calls: function!(c"simnccl_calls", CountOf),
             fail: function!(c"simnccl_fail", Fail),
             kill: function!(c"simnccl_kill", Kill),
+            hold: function!(c"simnccl_hold", Hold),
             live: function!(c"simnccl_live", ReadLive),
             communicator: function!(c"simnccl_communicator", ReadCommunicator),
             fault: function!(c"simnccl_fault", Line),
@@ -142,6 +145,12 @@ impl Control {
     /// `ncclRemoteError`. False if there is no such communicator.
     pub fn kill(&self, comm: ncclComm_t) -> bool {
         (self.kill)(comm.addr() as u64) != 0
+    }
+
+    /// Lets the calls of a communicator that does not block stay in progress, as if NCCL's own thread waited for other ranks, until
+    /// `is_held` is false again. False if there is no such communicator.
+    pub fn hold(&self, comm: ncclComm_t, is_held: bool) -> bool {
+        (self.hold)(comm.addr() as u64, is_held.into()) != 0
     }
 
     /// The communicators, in the order of their creation.

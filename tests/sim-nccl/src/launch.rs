@@ -153,7 +153,7 @@ fn take_back(number: u64) {
     changed();
 }
 
-/// The beginning of `simcuda_launch` in `simcuda.h`.
+/// `simcuda_launch` in `simcuda.h`.
 #[repr(C)]
 struct LaunchRecord {
     name: *const c_char,
@@ -162,6 +162,11 @@ struct LaunchRecord {
     shared_bytes: u32,
     device: u32,
     arguments: *const c_void,
+    arguments_size: usize,
+    parameters: *const c_void,
+    parameter_count: usize,
+    run: *const c_void,
+    submitted_ns: u64,
 }
 
 /// Access to the device's memory by a running kernel.
@@ -197,14 +202,15 @@ impl KernelMemory {
 
 /// Runs in the place of the kernel, on the thread of its stream.
 pub(crate) unsafe extern "C" fn model(record: *const c_void, _: *mut c_void) {
-    // SAFETY: the driver's record is valid while this runs, and begins with these fields.
-    let arguments = unsafe { &*record.cast::<LaunchRecord>() }.arguments;
+    // SAFETY: the driver's record is valid while this runs, and has these fields.
+    let launch = unsafe { &*record.cast::<LaunchRecord>() };
     // SAFETY: the first parameter of the kernel is a `u64`, at a multiple of 16 bytes.
-    let number = unsafe { arguments.cast::<u64>().read() };
+    let number = unsafe { launch.arguments.cast::<u64>().read() };
     // A panic must not reach the driver; the hook has printed it.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         if let Ok(driver) = driver() {
-            plan::run(number, &KernelMemory { driver, record });
+            let memory = KernelMemory { driver, record };
+            plan::run(number, launch.submitted_ns, &memory);
         }
     }));
 }

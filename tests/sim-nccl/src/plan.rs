@@ -22,11 +22,17 @@ pub(crate) struct Plan {
     pub(crate) is_captured: bool,
 }
 
-/// Runs the plan of this number.
-pub(crate) fn run(number: u64, memory: &KernelMemory) {
+/// Runs the plan of this number, which was submitted at that time.
+pub(crate) fn run(number: u64, submitted_ns: u64, memory: &KernelMemory) {
     let mut locked = state();
     let Some(plan) = locked.plans.get(&number).cloned() else {
+        let aborted = locked.aborted_plans.get(&number);
+        let was_before = aborted.is_some_and(|aborted| submitted_ns <= *aborted);
         drop(locked);
+        if was_before {
+            // The abort has ended it.
+            return;
+        }
         words::fault("a graph replays operations of a communicator that is gone".to_owned());
         return;
     };

@@ -11,7 +11,7 @@ use crate::state::state;
 use crate::{calls, communicator, memory, register, words};
 
 /// The library's identity.
-pub(crate) const IDENTITY: &CStr = c"nccl-sim 1";
+pub(crate) const IDENTITY: &CStr = c"nccl-sim 2";
 
 /// A text passed from C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
@@ -52,6 +52,12 @@ extern "C" fn simnccl_fail(function: *const c_char, nth: u64, code: u32) -> u64 
 #[unsafe(no_mangle)]
 extern "C" fn simnccl_kill(comm: u64) -> u64 {
     communicator::kill(Comm(comm)).into()
+}
+
+/// From now on, or no longer, this rank's calls stay in progress, if it does not block. 0 if there is no such communicator.
+#[unsafe(no_mangle)]
+extern "C" fn simnccl_hold(comm: u64, is_held: u64) -> u64 {
+    communicator::hold(Comm(comm), is_held != 0).into()
 }
 
 /// What the program has not released.

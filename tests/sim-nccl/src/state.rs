@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) comms: BTreeMap<Comm, RankComm>,
     /// Submitted operations by the number that their kernel has.
     pub(crate) plans: BTreeMap<u64, Arc<Plan>>,
+    /// When captured plans were aborted, in nanoseconds of the monotonic clock. Launches from before do nothing.
+    pub(crate) aborted_plans: BTreeMap<u64, u64>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -32,6 +34,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     ids: BTreeMap::new(),
     comms: BTreeMap::new(),
     plans: BTreeMap::new(),
+    aborted_plans: BTreeMap::new(),
 });
 
 static CHANGED: Condvar = Condvar::new();
@@ -60,7 +63,31 @@ pub(crate) fn new_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Now, on the clock that the driver uses for launches.
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is valid for a write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec as u64)
+}
+
 impl State {
+    /// The communicator is aborted now.
+    pub(crate) fn note_aborted_plans(&mut self, comm: Comm) {
+        let now = monotonic_ns();
+        let captured = self
+            .plans
+            .iter()
+            .filter(|(_, plan)| plan.comm == comm && plan.is_captured);
+        let numbers = captured.map(|(number, _)| (*number, now));
+        self.aborted_plans.extend(numbers);
+    }
+
     /// Whether this rank's work ends without effect: its communicator has an error, or is gone.
     pub(crate) fn is_stopped(&self, clique: u64, rank: usize) -> bool {
         let member = self

@@ -26,6 +26,19 @@ use crate::sanitizer::{Access, UnorderedFrees};
 use crate::state::state;
 use crate::vmm;
 
+/// Now, on the clock that all programs and libraries of a process share.
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is valid for a write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(now.tv_nsec as u64)
+}
+
 /// A submitted launch of a model.
 #[derive(Debug)]
 pub(crate) struct ModelRun {
@@ -33,6 +46,7 @@ pub(crate) struct ModelRun {
     at: Point,
     device: usize,
     reach: Reach,
+    submitted_ns: u64,
     frees: Arc<UnorderedFrees>,
     reported: Mutex<Reported>,
     /// The code of its first error, or 0. A device stops a kernel there.
@@ -52,6 +66,7 @@ impl ModelRun {
             at,
             device,
             reach,
+            submitted_ns: monotonic_ns(),
             frees,
             reported: Mutex::default(),
             failed: AtomicU32::new(0),
@@ -74,6 +89,7 @@ impl ModelRun {
             parameters: call.parameters.as_ptr(),
             parameter_count: call.parameters.len(),
             run: std::ptr::from_ref(self).cast(),
+            submitted_ns: self.submitted_ns,
         };
         // SAFETY: the program gave this function with this argument to simcuda_kernel; the record outlives the call.
         unsafe { (call.model.function)(&raw const record, call.model.user) };

@@ -61,3 +61,23 @@ fn a_graph_that_outlives_its_communicator_is_a_fault() {
     let faults = sim.control.faults();
     assert!(faults[0].contains("a graph replays"), "{faults:?}");
 }
+
+#[test]
+fn launches_before_an_abort_end_and_those_after_are_a_fault() {
+    let sim = Sim::new(2);
+    let mut ranks = sim.ranks_of_this_thread(2);
+    let rank = &mut ranks[0];
+    let memory = rank.memory(&[1.0]);
+    let exec = capture(rank, || assert_eq!(rank.sum(memory, 1), SUCCESS));
+    // The second waits behind the first, and that for the other rank.
+    cu!(sim, cuGraphLaunch(exec, rank.stream));
+    cu!(sim, cuGraphLaunch(exec, rank.stream));
+    rank.abort();
+    assert_eq!(rank.values(memory, 1), [1.0]);
+    assert_eq!(sim.control.faults(), [""; 0]);
+    cu!(sim, cuGraphLaunch(exec, rank.stream));
+    rank.synchronise();
+    let faults = sim.control.faults();
+    assert!(faults[0].contains("a graph replays"), "{faults:?}");
+    ranks[1].abort();
+}

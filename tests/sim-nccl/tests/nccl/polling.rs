@@ -128,3 +128,23 @@ fn a_window_is_there_once_all_have_come() {
     }
     sim.check();
 }
+
+#[test]
+fn a_held_operation_stays_in_progress() {
+    let sim = Sim::new(2);
+    let mut ranks = two(&sim);
+    let memory = ranks.each_ref().map(|rank| rank.memory(&[1.0]));
+    assert!(sim.control.hold(ranks[0].comm, true));
+    for (rank, memory) in ranks.iter().zip(memory) {
+        assert_eq!(rank.sum(memory, 1), IN_PROGRESS);
+    }
+    assert_eq!([ranks[1].error(), ranks[1].error()], [IN_PROGRESS, SUCCESS]);
+    assert_eq!([ranks[0].error(); 3], [IN_PROGRESS; 3]);
+    assert!(sim.control.hold(ranks[0].comm, false));
+    assert_eq!([ranks[0].error(), ranks[0].error()], [IN_PROGRESS, SUCCESS]);
+    for rank in &mut ranks {
+        rank.destroy();
+    }
+    assert!(!sim.control.hold(null_mut(), true));
+    sim.check();
+}
