@@ -46,7 +46,7 @@ impl<'a> Numbers<'a> {
     /// The numbers of each rank.
     pub(crate) fn gather<const N: usize>(&self, own: [u64; N]) -> Result<Vec<[u64; N]>> {
         let from = self.pool.alloc_from(self.stream, &own)?;
-        let len = N * self.communicator.ranks();
+        let len = N * self.communicator.rank_count();
         let mut to = self.pool.alloc::<u64>(self.stream, len)?;
         self.communicator.all_gather(&from, &mut to)?;
         synchronize(self.communicator, self.stream)?;

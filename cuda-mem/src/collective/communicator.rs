@@ -1,6 +1,7 @@
 //! Communicators.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -8,18 +9,18 @@ use bytemuck::Pod;
 use cuda_driver_sys::nccl::{NcclTable, ncclComm_t, ncclResult_t};
 
 use super::library::Nccl;
-use super::registration::Windows;
+use super::state::State;
 use super::wait::Wait;
-use crate::base::error::{Error, ErrorKind, Failed, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
-use crate::base::{origin, report};
+use crate::base::origin;
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::driver::raw::nccl::Progress;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::slice::{DeviceMemory, DeviceSlice};
 use crate::stream::recording::Dependency;
-use crate::stream::{Context, Stream};
+use crate::stream::{Context, Stream, epoch};
 
 /// One rank's end of a communicator: a number of GPUs, each a rank, that all make the same calls in the same order.
 ///
@@ -31,7 +32,7 @@ use crate::stream::{Context, Stream};
 ///
 /// Usable from several threads; calls run one after another. Dropping it ends it as [`close`](Self::close) does; memory that is
 /// [registered](super::RegisteredResource) with it keeps it alive, and so does a graph with its operations. Such a graph is not launched
-/// any more once the communicator has failed.
+/// any more once the communicator has failed. Dropped while its thread panics, it is [aborted](Self::abort) at once.
 pub struct Communicator(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
@@ -39,22 +40,11 @@ pub(super) struct Inner {
     pub(super) context: Context,
     rank: usize,
     ranks: usize,
-    timeout: Duration,
+    pub(super) timeout: Duration,
+    /// Set by `abort` before it waits for the lock.
+    pub(super) is_aborting: AtomicBool,
     state: Lock<State>,
 }
-
-pub(super) struct State {
-    /// `None` once it has been aborted or destroyed.
-    raw: Option<Raw>,
-    /// Why it only refuses.
-    failure: Option<(ErrorKind, String)>,
-    pub(super) windows: Windows,
-}
-
-struct Raw(ncclComm_t);
-
-// SAFETY: a communicator may be used from any thread, by one at a time: `State` is behind a lock.
-unsafe impl Send for Raw {}
 
 impl Communicator {
     /// Takes a communicator that has been joined. `numbers` are the rank and the number of ranks.
@@ -72,11 +62,8 @@ impl Communicator {
             rank: numbers.0,
             ranks: numbers.1,
             timeout,
-            state: Lock::new(State {
-                raw: Some(Raw(raw)),
-                failure: None,
-                windows: Windows::default(),
-            }),
+            is_aborting: AtomicBool::new(false),
+            state: Lock::new(State::new(raw)),
         };
         let _origin = origin::note_if_none();
         ledger::insert(inner.item(raw));
@@ -86,6 +73,18 @@ impl Communicator {
     /// Another handle of the same rank, for what must keep it alive.
     pub(super) fn share(&self) -> Self {
         Self(Arc::clone(&self.0))
+    }
+
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    pub(super) fn abort_if_stuck(&self, stream: &Stream, waited: Duration) -> bool {
+        self.0.abort_if_stuck(stream, waited)
     }
 
     /// Whether an operation from and to these two would use [windows](super::RegisteredResourceBuilder::windows). NCCL expects all
@@ -112,7 +111,7 @@ impl Communicator {
     /// The number of ranks.
     #[doc(alias = "ncclCommCount")]
     #[must_use]
-    pub fn ranks(&self) -> usize {
+    pub fn rank_count(&self) -> usize {
         self.0.ranks
     }
 
@@ -140,7 +139,7 @@ impl Communicator {
     pub fn as_raw(&self) -> ncclComm_t {
         let state = self.0.state.lock_unless_forked();
         state
-            .and_then(|state| state.raw.as_ref().map(|raw| raw.0))
+            .and_then(|state| state.live())
             .unwrap_or(std::ptr::null_mut())
     }
 
@@ -155,82 +154,37 @@ impl Communicator {
         self.0.check()
     }
 
-    /// Waits until everything in the stream is done, as [`Stream::synchronize`] does, but no longer than the
+    /// Waits until everything that is in the stream now is done, as [`Stream::synchronize`] does, but no longer than the
     /// [time](super::CommunicatorBuilder::timeout), and not once another rank has failed.
     ///
     /// # Errors
     ///
     /// As [`check`](Self::check); [`TimedOut`](crate::ErrorKind::TimedOut) after that time, and the communicator refuses from then on.
-    /// The stream goes on waiting in both cases: [`abort`](Self::abort) ends that.
+    /// The stream goes on waiting in both cases: [`abort`](Self::abort) ends that. [`Capturing`](crate::ErrorKind::Capturing) while the
+    /// stream is captured.
+    #[doc(alias("cuStreamSynchronize", "cuEventQuery"))]
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
-        let mut wait = Wait::new("the work in the stream", self.0.timeout);
-        while !stream.is_done()? {
+        let wait = Wait::new("the work in the stream", self.0.timeout);
+        stream.synchronize_by(|| {
             self.check()?;
-            if let Err(error) = wait.pause() {
-                let error = self.0.named(error);
+            wait.pause().or_else(|error| {
                 self.0.state()?.fail(&error);
-                return Err(error);
-            }
-        }
-        self.check()?;
-        // Releases what waited for this.
-        stream.synchronize()
-    }
-
-    /// Waits for the stream, but aborts what would hold it up for ever: then memory can be freed.
-    pub(super) fn release_stream(&self, stream: &Stream) {
-        let mut wait = Wait::new("the work in the stream", self.0.timeout);
-        // What else is wrong with the stream is an error of the free.
-        while let Ok(false) = stream.is_done() {
-            if self.check().and_then(|()| wait.pause()).is_err() {
-                let _ = self.abort();
-                return;
-            }
-        }
-    }
-
-    /// Stops what the ranks' streams still wait for, and ends this rank's part. Every later call fails. Waits for a call of
-    /// another thread.
-    ///
-    /// All ranks of a communicator that has failed should do this. Buffers that were being received have unspecified contents.
-    ///
-    /// # Errors
-    ///
-    /// Any error that NCCL reports; the communicator has ended even so.
-    #[doc(alias = "ncclCommAbort")]
-    pub fn abort(&self) -> Result<()> {
-        let mut state = self.0.state()?;
-        let text = "the communicator was aborted".to_owned();
-        state.failure = Some((ErrorKind::ContextDestroyed, text));
-        state.windows.clear();
-        self.0.abort_in(&mut state)
-    }
-
-    /// Ends the communicator once everything that was started is done.
-    ///
-    /// # Errors
-    ///
-    /// [`InUse`](crate::ErrorKind::InUse), with the communicator, while memory is registered with it or a graph uses it; otherwise any error that NCCL
-    /// reports, and [`TimedOut`](crate::ErrorKind::TimedOut): it has been aborted then.
-    #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
-    pub fn close(self) -> Result<(), Failed<Self>> {
-        match Arc::try_unwrap(self.0) {
-            Ok(mut inner) => inner.end().map_err(Failed::lost),
-            Err(shared) => {
-                let text = "memory is registered with the communicator, or a graph uses it; drop that first";
-                let error = Error::new(ErrorKind::InUse, text);
-                Err(Failed::new(error, Self(shared)))
-            }
-        }
+                Err(self.0.named(error))
+            })
+        })?;
+        self.check()
     }
 }
 
 impl Inner {
-    fn table(&self) -> &'static NcclTable {
+    /// How long an unwinding thread waits for others.
+    const UNWINDING: Duration = Duration::from_secs(1);
+
+    pub(super) fn table(&self) -> &'static NcclTable {
         self.nccl.table()
     }
 
-    fn item(&self, raw: ncclComm_t) -> Item {
+    pub(super) fn item(&self, raw: ncclComm_t) -> Item {
         Item::new(LedgerKind::Communicator, raw).on(self.context.device())
     }
 
@@ -238,8 +192,11 @@ impl Inner {
         self.state.lock()
     }
 
-    fn check(&self) -> Result<()> {
-        let mut state = self.state()?;
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_in(&mut *self.state()?)
+    }
+
+    pub(super) fn check_in(&self, state: &mut State) -> Result<()> {
         let raw = state.usable()?;
         let _current = self.context.bind()?;
         // SAFETY: it is live while the lock is held.
@@ -254,6 +211,23 @@ impl Inner {
                 Err(error)
             }
         }
+    }
+
+    /// For a free that waits for a stream: aborts if operations in that stream hold it up longer than the time, or if the
+    /// communicator has failed with operations in any stream. Returns whether it did.
+    pub(super) fn abort_if_stuck(&self, stream: &Stream, waited: Duration) -> bool {
+        let limit = match std::thread::panicking() {
+            true => self.timeout.min(Self::UNWINDING),
+            false => self.timeout,
+        };
+        let Ok(mut state) = self.state() else {
+            return false;
+        };
+        let holds_up = state.has_operations(Some(stream.progress()));
+        let is_stuck = holds_up && waited >= limit
+            || state.has_operations(None) && self.check_in(&mut state).is_err();
+        drop(state);
+        is_stuck && self.abort().is_ok()
     }
 
     /// Waits for what goes on in the background, after a call of this function.
@@ -277,22 +251,57 @@ impl Inner {
         progress: Result<Progress>,
         is_there: impl Fn() -> bool,
     ) -> Result<()> {
-        let settled = progress.and_then(|_| {
-            let wait = Wait::new(function, self.timeout);
-            // SAFETY: it is live while the lock is held.
-            let settled = unsafe { wait.until_done(self.table(), state.usable()?, is_there) };
-            settled.inspect_err(|error| state.fail(error))
-        });
-        settled.map_err(|error| {
-            if error.kind() != ErrorKind::InvalidValue && error.nccl_code().is_some() {
-                state.fail(&error);
+        if let Err(error) = progress {
+            return Err(self.refused(state, error));
+        }
+        let wait = Wait::new(function, self.timeout);
+        loop {
+            if let Some(settled) = self.poll(state, &wait, &is_there) {
+                return settled;
             }
-            self.named(error)
+            wait.rest();
+        }
+    }
+
+    /// Asks whether the last call is over; `None` if not. An abort on another thread ends the wait.
+    pub(super) fn poll(
+        &self,
+        state: &mut State,
+        wait: &Wait,
+        is_there: impl Fn() -> bool,
+    ) -> Option<Result<()>> {
+        let asked = if self.is_aborting.load(Ordering::SeqCst) {
+            Some(Err(self.aborted()))
+        } else {
+            // SAFETY: it is live while the lock is held.
+            let ask = |raw| unsafe { wait.ask(self.table(), raw, is_there) };
+            state.usable().map_or_else(|error| Some(Err(error)), ask)
+        };
+        asked.map(|asked| {
+            asked
+                .inspect_err(|error| state.fail(error))
+                .map_err(|error| self.named(error))
         })
     }
 
+    /// The error of a call that NCCL refused at once. Only mistakes of the caller leave the communicator as it was.
+    pub(super) fn refused(&self, state: &mut State, error: Error) -> Error {
+        self.note_refusal(state, &error);
+        self.named(error)
+    }
+
+    pub(super) fn note_refusal(&self, state: &mut State, error: &Error) {
+        if error.kind() != ErrorKind::InvalidValue && error.nccl_code().is_some() {
+            state.fail(error);
+        }
+    }
+
+    fn aborted(&self) -> Error {
+        Error::new(ErrorKind::Aborted, "the communicator was aborted")
+    }
+
     /// Says in an error which rank it is of.
-    fn named(&self, error: Error) -> Error {
+    pub(super) fn named(&self, error: Error) -> Error {
         match error.kind() {
             ErrorKind::TimedOut if error.nccl_code().is_none() => {
                 Error::new(ErrorKind::TimedOut, format!("{self}: {error}"))
@@ -300,90 +309,25 @@ impl Inner {
             _ => error.asked(|| self.to_string()),
         }
     }
-
-    fn abort_in(&self, state: &mut State) -> Result<()> {
-        let Some(raw) = state.raw.take() else {
-            return Ok(());
-        };
-        ledger::remove(&self.item(raw.0));
-        let _current = self.context.bind()?;
-        // SAFETY: it was live, and nobody has it any more.
-        unsafe { raw::nccl::abort(self.table(), raw.0) }
-    }
-
-    /// The caller is the last to have it.
-    fn end(&mut self) -> Result<()> {
-        let mut state = self.state.lock()?;
-        let Some(raw) = state.raw.as_ref().map(|raw| raw.0) else {
-            return Ok(());
-        };
-        let ended = match &state.failure {
-            Some((kind, text)) => Err(Error::new(*kind, text.clone())),
-            None => self.finalize(raw),
-        };
-        if ended.is_err() {
-            let is_known = state.failure.is_some();
-            let aborted = self.abort_in(&mut state);
-            // A failure that the program has seen is no failure of the end.
-            return if is_known { aborted } else { ended };
-        }
-        state.raw = None;
-        ledger::remove(&self.item(raw));
-        let _current = self.context.bind()?;
-        // SAFETY: it was live, and nobody has it any more.
-        unsafe { raw::nccl::destroy(self.table(), raw) }
-    }
-
-    fn finalize(&self, raw: ncclComm_t) -> Result<()> {
-        let _current = self.context.bind()?;
-        // SAFETY: it is live.
-        match unsafe { raw::nccl::finalize(self.table(), raw) }? {
-            Progress::Done => Ok(()),
-            Progress::Pending => {
-                let wait = Wait::new("ncclCommFinalize", self.timeout);
-                // SAFETY: as above.
-                unsafe { wait.until_done(self.table(), raw, || true) }
-            }
-        }
-    }
-}
-
-impl State {
-    /// The handle, unless the communicator only refuses.
-    pub(super) fn usable(&self) -> Result<ncclComm_t> {
-        match (&self.raw, &self.failure) {
-            (Some(raw), None) => Ok(raw.0),
-            (_, Some((kind, text))) => Err(Error::new(
-                *kind,
-                format!("the communicator has ended: {text}; abort it and join a new one"),
-            )),
-            (None, None) => Err(Error::new(
-                ErrorKind::ContextDestroyed,
-                "the communicator has ended",
-            )),
-        }
-    }
-
-    /// The handle, if it is live, whatever has failed.
-    pub(super) fn live(&self) -> Option<ncclComm_t> {
-        self.raw.as_ref().map(|raw| raw.0)
-    }
-
-    fn fail(&mut self, error: &Error) {
-        self.failure
-            .get_or_insert_with(|| (error.kind(), error.to_string()));
-    }
 }
 
 impl Dependency for Inner {
-    fn require_usable(&self) -> Result<()> {
-        self.state()?.usable().map(|_| ())
+    fn begin_use(&self) -> Result<()> {
+        let mut state = self.state()?;
+        state.usable()?;
+        if self.is_aborting.load(Ordering::SeqCst) {
+            return Err(self.aborted());
+        }
+        state.launches += 1;
+        Ok(())
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        report::release("communicator", || self.end());
+    fn end_use(&self, stream: &Arc<epoch::Progress>) {
+        // A fork has no launch of its own.
+        if let Some(mut state) = self.state.lock_unless_forked() {
+            state.launches -= 1;
+            state.note_operation(stream);
+        }
     }
 }
 

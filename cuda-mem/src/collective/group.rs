@@ -1,11 +1,17 @@
 //! Operations that are started together.
 
 use std::fmt;
+use std::sync::{Arc, MutexGuard};
 
-use super::communicator::{Communicator, Inner, State};
+use bytemuck::Pod;
+use cuda_driver_sys::nccl::NcclTable;
+
+use super::communicator::{Communicator, Inner};
 use super::element::{Element, ReduceOp};
 use super::library::Nccl;
 use super::operation::Call;
+use super::state::State;
+use super::wait::Wait;
 use crate::base::error::{Error, Result};
 use crate::driver::raw;
 use crate::driver::raw::nccl::Progress;
@@ -52,14 +58,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    fn push(&mut self, call: Option<Call<'a>>) -> Result<()> {
-        if let Some(call) = call {
-            if call.communicator.nccl() != self.nccl {
-                let text = "the communicator and the group are of two libraries";
-                return Err(Error::invalid(text.to_owned()));
-            }
-            self.calls.push(call);
+    fn push(&mut self, call: Call<'a>) -> Result<()> {
+        if call.communicator.nccl() != self.nccl {
+            let text = "the communicator and the group are of two libraries";
+            return Err(Error::invalid(text.to_owned()));
         }
+        self.calls.push(call);
         Ok(())
     }
 
@@ -112,7 +116,7 @@ impl<'a> Group<'a> {
     /// # Errors
     ///
     /// As for [`all_reduce`](Self::all_reduce).
-    pub fn all_gather<T: Element>(
+    pub fn all_gather<T: Pod>(
         &mut self,
         communicator: &'a Communicator,
         from: &'a impl DeviceMemory<Element = T>,
@@ -126,7 +130,7 @@ impl<'a> Group<'a> {
     /// # Errors
     ///
     /// As for [`all_reduce`](Self::all_reduce).
-    pub fn broadcast<T: Element>(
+    pub fn broadcast<T: Pod>(
         &mut self,
         communicator: &'a Communicator,
         memory: &'a mut impl DeviceMemoryMut<Element = T>,
@@ -140,7 +144,7 @@ impl<'a> Group<'a> {
     /// # Errors
     ///
     /// As for [`all_reduce`](Self::all_reduce).
-    pub fn send<T: Element>(
+    pub fn send<T: Pod>(
         &mut self,
         communicator: &'a Communicator,
         from: &'a impl DeviceMemory<Element = T>,
@@ -154,7 +158,7 @@ impl<'a> Group<'a> {
     /// # Errors
     ///
     /// As for [`all_reduce`](Self::all_reduce).
-    pub fn receive<T: Element>(
+    pub fn receive<T: Pod>(
         &mut self,
         communicator: &'a Communicator,
         to: &'a mut impl DeviceMemoryMut<Element = T>,
@@ -167,38 +171,47 @@ impl<'a> Group<'a> {
     ///
     /// # Errors
     ///
-    /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start them in time; otherwise any error that NCCL reports. Some may
-    /// have been started then.
+    /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start them in time;
+    /// [`Aborted`](crate::ErrorKind::Aborted) if a communicator was aborted; otherwise any error that NCCL reports. It names the rank
+    /// that failed, or all if NCCL does not say which. Some may have been started then.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn run(self) -> Result<()> {
         run(&self.calls)
     }
 
     /// Starts one operation.
-    pub(super) fn run_one(call: Option<Call<'_>>) -> Result<()> {
-        call.map_or(Ok(()), |call| run(std::slice::from_ref(&call)))
+    pub(super) fn run_one(call: Call<'_>) -> Result<()> {
+        run(std::slice::from_ref(&call))
     }
 }
 
 /// A communicator of the calls, and its state, locked.
 struct Locked<'a> {
     communicator: &'a Communicator,
-    state: std::sync::MutexGuard<'a, State>,
+    state: MutexGuard<'a, State>,
+}
+
+impl Locked<'_> {
+    fn is_of(&self, communicator: &Communicator) -> bool {
+        self.communicator.is_same(communicator)
+    }
 }
 
 fn address(communicator: &Communicator) -> *const Inner {
-    std::sync::Arc::as_ptr(&communicator.0)
+    Arc::as_ptr(&communicator.0)
 }
 
-/// Locks every communicator once, always in the same order.
+/// Locks every communicator once, always in the same order. All are usable.
 fn lock_all<'a>(calls: &[Call<'a>]) -> Result<Vec<Locked<'a>>> {
     let mut all: Vec<&Communicator> = calls.iter().map(|call| call.communicator).collect();
     all.sort_by_key(|communicator| address(communicator));
     all.dedup_by_key(|communicator| address(communicator));
     let lock = |communicator: &'a Communicator| {
+        let state = communicator.0.state()?;
+        state.usable()?;
         Ok(Locked {
             communicator,
-            state: communicator.0.state()?,
+            state,
         })
     };
     all.into_iter().map(lock).collect()
@@ -217,17 +230,16 @@ impl Drop for Open<'_> {
 }
 
 fn run(calls: &[Call<'_>]) -> Result<()> {
+    let mut locked = lock_all(calls)?;
+    let calls: Vec<&Call<'_>> = calls.iter().filter(|call| !call.is_empty()).collect();
+    locked.retain(|one| calls.iter().any(|call| one.is_of(call.communicator)));
     let Some(first) = calls.first() else {
         return Ok(());
     };
     let table = first.communicator.nccl().table();
-    let mut locked = lock_all(calls)?;
-    for one in &locked {
-        one.state.usable()?;
-    }
     // All streams are open until NCCL has put its work into them, which may be at the end of the group.
     let mut open = Open(Vec::with_capacity(calls.len()));
-    for call in calls {
+    for call in &calls {
         let stream = call.stream.as_ref();
         open.0.push(if call.is_recorded {
             stream.submit_recorded()?
@@ -240,54 +252,109 @@ fn run(calls: &[Call<'_>]) -> Result<()> {
         // SAFETY: what is started in the group is valid at its end: `calls` borrows it.
         unsafe { raw::nccl::group_start(table) }?;
     }
+    let mut failed = None;
     let mut progress = Ok(Progress::Done);
     for (call, open) in calls.iter().zip(&open.0) {
-        let communicator = call.communicator;
-        let mut of_this = locked.iter_mut().filter(|one| {
-            let one = address(one.communicator);
-            one == address(communicator)
-        });
-        let Some(one) = of_this.next() else {
+        let Some(one) = locked.iter_mut().find(|one| one.is_of(call.communicator)) else {
             continue;
         };
-        if call.is_recorded {
-            let on = std::sync::Arc::clone(&communicator.0);
-            recording::depend(open.queue().table(), open.queue().stream(), on);
-        }
-        let transfer = one.state.windows.translate(call.transfer, call.bytes);
-        let started = one.state.usable().and_then(|raw| {
-            // SAFETY: both spans are valid in the order of the stream, and have as many elements as the operation uses; the
-            // stream is of the communicator's context.
-            unsafe { raw::nccl::start(table, raw, open.queue(), call.operation, transfer) }
-        });
-        match started {
+        match start(table, call, open, one) {
             Ok(Progress::Done) => {}
             Ok(Progress::Pending) => progress = Ok(Progress::Pending),
             Err(error) => {
-                progress = Err(error);
+                failed = Some(call.communicator.0.refused(&mut one.state, error));
                 break;
             }
         }
     }
+    let mut function = first.operation.function();
     if is_group {
+        function = "ncclGroupEnd";
         // SAFETY: the group was started above, on this thread.
-        let ended = unsafe { raw::nccl::group_end(table) };
-        progress = progress.and(ended);
+        progress = unsafe { raw::nccl::group_end(table) };
     }
-    let function = if is_group {
-        "ncclGroupEnd"
-    } else {
-        first.operation.function()
-    };
+    match (failed, progress) {
+        // The others may still be about to start.
+        (Some(error), _) => {
+            if is_group {
+                let _ = settle_all(locked, function);
+            }
+            Err(error)
+        }
+        (None, Ok(Progress::Done)) => Ok(()),
+        (None, Ok(Progress::Pending)) => settle_all(locked, function),
+        (None, Err(error)) => Err(blame(&mut locked, error)),
+    }
+}
+
+fn start(
+    table: &NcclTable,
+    call: &Call<'_>,
+    open: &Submission<'_>,
+    one: &mut Locked<'_>,
+) -> Result<Progress> {
+    if call.is_recorded {
+        let on = Arc::clone(&call.communicator.0);
+        recording::depend(open.queue().table(), open.queue().stream(), on);
+    }
+    let transfer = one.state.windows.translate(call.transfer, call.bytes);
+    let raw = one.state.usable()?;
+    // SAFETY: both spans are valid in the order of the stream, and have as many elements as the operation uses; the stream is of
+    // the communicator's context.
+    let started = unsafe { raw::nccl::start(table, raw, open.queue(), call.operation, transfer) };
+    if !call.is_recorded {
+        // Also if it failed: some of it may be in the stream.
+        one.state.note_operation(call.stream.progress());
+        if let Some(source) = call.source_stream {
+            one.state.note_operation(source.progress());
+        }
+    }
+    started
+}
+
+/// Waits until all have been started. Each is unlocked as soon as it is, or when another thread aborts it. The first error is returned.
+fn settle_all(mut locked: Vec<Locked<'_>>, function: &'static str) -> Result<()> {
+    let waits = |one: &Locked<'_>| Wait::new(function, one.communicator.timeout());
+    let waits: Vec<Wait> = locked.iter().map(waits).collect();
+    let mut left: Vec<_> = locked.drain(..).zip(&waits).collect();
     let mut answer = Ok(());
-    let mut progress = Some(progress);
-    for one in &mut locked {
-        // The failure belongs to the first; the others may still be about to start.
-        let own = progress.take().unwrap_or(Ok(Progress::Pending));
-        let settled = one.communicator.0.settle(&mut one.state, function, own);
-        answer = answer.and(settled);
+    loop {
+        left.retain_mut(|(one, wait)| {
+            let Some(settled) = one.communicator.0.poll(&mut one.state, wait, || true) else {
+                return true;
+            };
+            if answer.is_ok() {
+                answer = settled;
+            }
+            false
+        });
+        let Some((_, wait)) = left.first() else {
+            return answer;
+        };
+        wait.rest();
     }
-    answer
+}
+
+/// The group's end failed, which does not say whose operation it was: asks each, and if none knows, all have failed.
+fn blame(locked: &mut [Locked<'_>], error: Error) -> Error {
+    let mut own = None;
+    for one in &mut *locked {
+        if let Err(error) = one.communicator.0.check_in(&mut one.state) {
+            own.get_or_insert(error);
+        }
+    }
+    if let Some(error) = own {
+        return error;
+    }
+    let names: Vec<String> = locked
+        .iter()
+        .map(|one| one.communicator.to_string())
+        .collect();
+    let error = error.asked(|| names.join("; "));
+    for one in locked {
+        one.communicator.0.note_refusal(&mut one.state, &error);
+    }
+    error
 }
 
 impl fmt::Debug for Group<'_> {

@@ -48,7 +48,8 @@ impl CommunicatorBuilder {
     }
 
     /// Whether NCCL itself waits for other ranks, without a limit, where it has to. Starting an operation is faster then: otherwise
-    /// NCCL hands it to a thread of its own. `false` by default.
+    /// NCCL hands it to a thread of its own. Neither the [time](Self::timeout) nor [`abort`](Communicator::abort) ends a call in which
+    /// NCCL waits: an abort on another thread waits for that call. `false` by default.
     #[doc(alias = "ncclConfig_t::blocking")]
     pub fn blocking(mut self, is_blocking: bool) -> Self {
         self.is_blocking = is_blocking;
@@ -91,7 +92,7 @@ impl CommunicatorBuilder {
         let _current = self.context.bind()?;
         let wait = Wait::new("ncclCommInitRankConfig", self.timeout);
         // SAFETY: `start` has made the communicator.
-        unsafe { wait.until_done(self.nccl.table(), raw, || true) }
+        unsafe { wait.until_done(self.nccl.table(), raw) }
             .map_err(|error| error.asked(|| self.to_string()))
     }
 

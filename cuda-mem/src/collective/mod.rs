@@ -29,12 +29,14 @@
 
 mod communicator;
 mod element;
+mod ending;
 mod group;
 mod join;
 mod library;
 mod operation;
 mod registration;
 mod resource;
+mod state;
 mod wait;
 
 pub use communicator::Communicator;

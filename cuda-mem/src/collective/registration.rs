@@ -147,7 +147,16 @@ impl Registration {
         // In the background NCCL may not even have begun when it says that all is done (N2).
         // SAFETY: as above.
         let is_there = || unsafe { place.as_ref() }.load(Ordering::Acquire) != NOT_YET;
-        inner.settle_until(&mut state, "ncclCommWindowRegister", started, is_there)?;
+        let is_started = started.is_ok();
+        let settled = inner.settle_until(&mut state, "ncclCommWindowRegister", started, is_there);
+        if let Err(error) = settled {
+            if is_started {
+                // In the background NCCL may still be at it, and the memory is about to be unmapped.
+                drop(state);
+                let _ = inner.abort();
+            }
+            return Err(error);
+        }
         // SAFETY: from `leak` above, and NCCL is done with it.
         let window = unsafe { Box::from_raw(place.as_ptr()) }.into_inner();
         state.windows.insert((range.0, range.1 as u64), alias);

@@ -3,19 +3,21 @@
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use cuda_driver_sys::CUdeviceptr;
 
 use super::communicator::Communicator;
 use super::registration::Registration;
-use crate::base::error::{Error, ErrorKind, Result};
+use super::wait::Wait;
+use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
 use crate::driver::pointer::MemoryKind;
 use crate::mapped::{MappedMemory, MappedMemoryBuilder};
 use crate::memory::resource::{
-    DeviceSet, MemoryProperties, MemoryResource, wait_and_free, wrong_device,
+    DeviceSet, MemoryProperties, MemoryResource, wait_by_and_free, wrong_device,
 };
 use crate::stream::Stream;
 
@@ -23,8 +25,13 @@ use crate::stream::Stream;
 /// [`MappedMemory::collective`] makes it, and registered with the communicators from its allocation to its free.
 ///
 /// Blocks take whole large pages, and making one takes a fraction of a millisecond, so put an [`Arena`](crate::Arena) over it: all
-/// buffers of the arena are then registered memory, each within one piece. A free waits for the stream; if that waits for another
-/// rank longer than the communicator's [time](super::CommunicatorBuilder::timeout), the communicator is aborted.
+/// buffers of the arena are then registered memory, each within one piece.
+///
+/// A free waits for the stream, as long as the communicator's [time](super::CommunicatorBuilder::timeout) lasts. If the communicator has
+/// operations in the stream that the host has not seen done, it is aborted then, or as soon as it has failed, or a second after the
+/// thread began to panic. If something else holds the stream up, the free is refused with
+/// [`TimedOut`](crate::ErrorKind::TimedOut) and the memory stays registered; a buffer that is dropped is then freed once the stream is
+/// done.
 ///
 /// With [`windows`](RegisteredResourceBuilder::windows) the memory is also a window of NCCL, at a second address: operations of up to
 /// 32 KiB on such memory use that, because they are faster there, and longer ones do not, because they are slower.
@@ -44,6 +51,7 @@ use crate::stream::Stream;
 /// let arena = Arena::over(RegisteredResource::builder(communicator).build()?);
 /// let mut gradients = arena.alloc_from(&stream, &[1.0f32, 2.0, 3.0])?;
 /// communicator.all_reduce_in_place(&mut gradients, ReduceOp::Average)?;
+/// communicator.synchronize(&stream)?; // has a limit; `to_vec` alone would wait for ever if another rank were lost
 /// assert_eq!(gradients.to_vec()?, [1.0, 2.0, 3.0]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
@@ -101,12 +109,7 @@ impl RegisteredResource {
             for communicator in &self.communicators {
                 // SAFETY: as above, and both addresses are of the same physical memory.
                 let window = unsafe { Registration::window(communicator, range, alias.address()) };
-                registrations.push(window.inspect_err(|error| {
-                    // In the background NCCL may still be at it.
-                    if error.kind() == ErrorKind::TimedOut {
-                        let _ = communicator.abort();
-                    }
-                })?);
+                registrations.push(window?);
             }
         }
         let block = Block {
@@ -118,8 +121,36 @@ impl RegisteredResource {
     }
 }
 
+impl RegisteredResource {
+    /// How long a stream may take after an abort to leave the work that it waited for.
+    const AFTER_ABORT: Duration = Duration::from_secs(10);
+
+    /// Waits until everything in the stream is done, with a limit, and aborts communicators whose operations hold it up. After an
+    /// error nothing has changed.
+    fn wait_for(&self, stream: &Stream) -> Result<()> {
+        let times = self.communicators.iter().map(Communicator::timeout);
+        let mut limit = times.max().unwrap_or_default();
+        let wait = Wait::new("the work in the stream", Duration::MAX);
+        stream.synchronize_by(|| {
+            let waited = wait.elapsed();
+            for communicator in &self.communicators {
+                if communicator.abort_if_stuck(stream, waited) {
+                    limit = waited + Self::AFTER_ABORT;
+                }
+            }
+            if waited < limit {
+                wait.rest();
+                return Ok(());
+            }
+            Err(Error::not_in_time(format!(
+                "{stream} is not done after {waited:.1?}, so the memory stays registered; free it once the stream is done"
+            )))
+        })
+    }
+}
+
 impl RegisteredResourceBuilder {
-    /// Registers the memory with another communicator too, of the same device.
+    /// Registers the memory with another communicator too, of the same device. One that is named twice counts once.
     pub fn and_with(mut self, communicator: &Communicator) -> Self {
         self.communicators.push(communicator.share());
         self
@@ -142,7 +173,16 @@ impl RegisteredResourceBuilder {
     /// [`MappedMemory::collective`].
     #[doc(alias("ncclCommRegister", "ncclMemAlloc"))]
     pub fn build(self) -> Result<RegisteredResource> {
-        let mut devices = self.communicators.iter().map(Communicator::device);
+        let mut communicators: Vec<Communicator> = Vec::new();
+        for communicator in self.communicators {
+            if !communicators
+                .iter()
+                .any(|known| known.is_same(&communicator))
+            {
+                communicators.push(communicator);
+            }
+        }
+        let mut devices = communicators.iter().map(Communicator::device);
         let Some(device) = devices.next() else {
             return Err(Error::invalid("no communicator".to_owned()));
         };
@@ -165,7 +205,7 @@ impl RegisteredResourceBuilder {
                 ..MemoryProperties::of_device(device)
             },
             recipe: MappedMemory::collective(&device)?,
-            communicators: self.communicators,
+            communicators,
             has_windows: self.has_windows,
             blocks: Lock::default(),
         })
@@ -191,14 +231,16 @@ unsafe impl MemoryResource for RegisteredResource {
 
     #[doc(alias("cuMemUnmap", "ncclCommDeregister"))]
     unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
-        for communicator in &self.communicators {
-            communicator.release_stream(stream);
-        }
-        wait_and_free(address, stream, || {
-            let block = self.blocks.lock()?.remove(&address);
-            drop(block);
-            Ok(())
-        })
+        wait_by_and_free(
+            address,
+            stream,
+            || self.wait_for(stream),
+            || {
+                let block = self.blocks.lock()?.remove(&address);
+                drop(block);
+                Ok(())
+            },
+        )
     }
 
     fn memory_properties(&self) -> MemoryProperties {

@@ -14,7 +14,7 @@ use crate::base::lock::Lock;
 use crate::driver::raw;
 use crate::stream::context::Context;
 use crate::stream::event::{Event, OwnEvent};
-use crate::stream::{Stream, StreamRef, after_wait, deferred, recording, watcher};
+use crate::stream::{Stream, StreamRef, after_wait, deferred, epoch, recording, waits, watcher};
 
 /// A future that is ready once a stream has passed a point, or an event is done. From [`Stream::completion`] and
 /// [`Event::completion`].
@@ -116,6 +116,26 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// As [`synchronize`](Self::synchronize), for what is in the stream now: asks instead of waiting, and calls `pause` in between,
+    /// whose error ends it.
+    pub(crate) fn synchronize_by(&self, mut pause: impl FnMut() -> Result<()>) -> Result<()> {
+        self.release_deferred();
+        let epoch = epoch::take();
+        let completion = self.completion()?;
+        let mark = &completion.watched.mark;
+        while !mark.is_done()? {
+            pause()?;
+        }
+        // Memory that was freed in the stream serves others only after a wait, which ends at once here (R86).
+        mark.synchronize()?;
+        self.progress().advance(epoch);
+        deferred::poll();
+        after_wait::tell();
+        Ok(())
+    }
+}
+
 impl StreamRef<'_> {
     /// See [`Stream::completion`].
     ///
@@ -154,10 +174,7 @@ impl Mark {
     /// In relaxed capture mode: the question would invalidate captures, also those of other libraries. If the mode
     /// cannot be set, the answer comes later.
     fn is_done(&self) -> Result<bool> {
-        let (context, event) = match self {
-            Self::Event(event) => (event.context(), event.as_raw()),
-            Self::Stream { context, event, .. } => (context, *event),
-        };
+        let (context, event) = self.event();
         let table = context.driver().table();
         // SAFETY: the event is live.
         let query = || unsafe { raw::event::query(table, event) };
@@ -167,6 +184,26 @@ impl Mark {
             }
             answer => answer,
         }
+    }
+}
+
+impl Mark {
+    fn event(&self) -> (&Context, CUevent) {
+        match self {
+            Self::Event(event) => (event.context(), event.as_raw()),
+            Self::Stream { context, event, .. } => (context, *event),
+        }
+    }
+
+    /// Blocks the host until it is done.
+    fn synchronize(&self) -> Result<()> {
+        let (context, event) = self.event();
+        let table = context.driver().table();
+        let _waits = waits::begin()?;
+        // SAFETY: the event is live.
+        recording::with_relaxed_capture_mode(table, || unsafe {
+            raw::event::synchronize(table, event)
+        })
     }
 }
 

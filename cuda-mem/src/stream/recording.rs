@@ -6,6 +6,7 @@
 //! and operations that would invalidate a capture of this crate are refused before the driver is called. For captures
 //! by other code the driver decides: nothing is known before the call.
 
+mod dependencies;
 mod exclusion;
 
 use std::cell::Cell;
@@ -22,6 +23,7 @@ use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::driver::raw::{self, Table};
 
+pub(crate) use dependencies::{Dependencies, Dependency};
 pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, exclude_plainly};
 
 /// The number of captures of this crate that are running, so that the usual call costs one relaxed load.
@@ -29,13 +31,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Captures> = Mutex::new(Vec::new());
 
 /// The streams, each with what its recorded work uses.
-type Captures = Vec<(Recorded, Vec<Arc<dyn Dependency>>)>;
-
-/// An object that recorded work uses. The graph keeps it alive.
-pub(crate) trait Dependency: Send + Sync {
-    /// An error if work that uses it must not be launched any more.
-    fn require_usable(&self) -> Result<()>;
-}
+type Captures = Vec<(Recorded, Dependencies)>;
 
 thread_local! {
     /// The number of captures of this crate that this thread has begun and that have not ended.
@@ -93,7 +89,7 @@ impl CaptureToken {
         if streams.iter().any(|(other, _)| *other == recorded) {
             return Err(recorded_already());
         }
-        streams.push((recorded, Vec::new()));
+        streams.push((recorded, Dependencies::default()));
         COUNT.fetch_add(1, Ordering::Relaxed);
         OWN.set(OWN.get() + 1);
         Ok(Self {
@@ -105,7 +101,7 @@ impl CaptureToken {
 
 impl CaptureToken {
     /// What the recorded work uses.
-    pub(crate) fn take_dependencies(&self) -> Vec<Arc<dyn Dependency>> {
+    pub(crate) fn take_dependencies(&self) -> Dependencies {
         let mut streams = streams();
         let own = streams
             .iter_mut()
@@ -119,7 +115,7 @@ impl CaptureToken {
 pub(crate) fn depend(table: &Table, stream: CUstream, on: Arc<dyn Dependency>) {
     let recorded = Recorded::new(table, stream);
     if let Some((_, dependencies)) = streams().iter_mut().find(|(other, _)| *other == recorded) {
-        dependencies.push(on);
+        dependencies.add(on);
     }
 }
 

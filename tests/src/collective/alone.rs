@@ -1,8 +1,15 @@
 //! One rank: what needs no other.
 
-use cuda_mem::collective::{Bf16, Element, F16, NcclVersion, ReduceOp};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use cuda_mem::Resource;
+use cuda_mem::collective::{Bf16, Element, F16, NcclVersion, ReduceOp, RegisteredResource};
 
 use super::*;
+use crate::foreign;
 
 fn one(env: &Environment) -> Result<Rank> {
     let context = env.device()?.primary_context()?;
@@ -41,7 +48,7 @@ fn reduces<T: Element + PartialEq + std::fmt::Debug>(rank: &Rank, data: &[T]) ->
 #[apply(case)]
 fn one_rank_gets_its_own_elements_of_every_type(env: &Environment) -> Result<()> {
     let rank = one(env)?;
-    ensure!((rank.number(), rank.communicator.ranks()) == (0, 1));
+    ensure!((rank.number(), rank.communicator.rank_count()) == (0, 1));
     ensure!(rank.communicator.device() == env.device()?);
     reduces(&rank, &[1_i8, -2, 3])?;
     reduces(&rank, &[1_u8, 2, 255])?;
@@ -77,6 +84,8 @@ fn wrong_lengths_ranks_and_streams_are_refused_and_lose_nothing(env: &Environmen
         communicator.reduce_scatter(&from, &mut short, ReduceOp::Sum),
         wrong,
     )?;
+    let said = refused(communicator.all_gather(&from, &mut short), wrong)?;
+    ensure!(said.contains("must have 2"), "{said}");
     let said = refused(communicator.broadcast(&mut short, 1), wrong)?;
     ensure!(said.contains("rank 1"), "{said}");
     refused(communicator.send(&from, 7), wrong)?;
@@ -122,13 +131,19 @@ fn an_aborted_communicator_only_refuses(env: &Environment) -> Result<()> {
     let rank = one(env)?;
     let mut numbers = rank.pool.alloc_from(&rank.stream, &[1_i64, 2])?;
     rank.communicator.abort()?;
-    let ended = ErrorKind::ContextDestroyed;
+    let ended = ErrorKind::Aborted;
     let reduced = rank
         .communicator
         .all_reduce_in_place(&mut numbers, ReduceOp::Sum);
     let said = refused(reduced, ended)?;
     ensure!(said.contains("aborted"), "{said}");
     refused(rank.communicator.check(), ended)?;
+    let mut nothing = rank.pool.alloc::<i64>(&rank.stream, 0)?;
+    let reduced = rank
+        .communicator
+        .all_reduce_in_place(&mut nothing, ReduceOp::Sum);
+    let said = refused(reduced, ended)?;
+    ensure!(!said.contains("abort it"), "{said}");
     ensure!(rank.communicator.as_raw().is_null());
     rank.communicator.abort()?;
     ensure!(numbers.to_vec()? == [1, 2]);
@@ -169,5 +184,92 @@ fn sends_to_itself_arrive_in_a_group(env: &Environment) -> Result<()> {
     group.run()?;
     rank.communicator.synchronize(&rank.stream)?;
     ensure!(to.to_vec()? == [5, 6, 7]);
+    Ok(())
+}
+
+#[apply(case)]
+fn elements_of_any_type_are_moved(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let from = rank
+        .pool
+        .alloc_from(&rank.stream, &[[1.0_f32; 4], [2.0; 4]])?;
+    let mut to = rank.pool.alloc::<[f32; 4]>(&rank.stream, 2)?;
+    rank.communicator.all_gather(&from, &mut to)?;
+    rank.communicator.broadcast(&mut to, 0)?;
+    let mut back = rank.pool.alloc::<[f32; 4]>(&rank.stream, 2)?;
+    let mut group = nccl(env)?.group();
+    group.send(&rank.communicator, &to, 0)?;
+    group.receive(&rank.communicator, &mut back, 0)?;
+    group.run()?;
+    rank.communicator.synchronize(&rank.stream)?;
+    ensure!(back.to_vec()? == [[1.0; 4], [2.0; 4]]);
+    Ok(())
+}
+
+#[apply(case)]
+fn registered_memory_in_a_capture_of_other_code_is_not_freed(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    let memory = RegisteredResource::builder(&rank.communicator).build()?;
+    let buffer = Resource::new(memory).alloc_zeroed::<f32>(&rank.stream, 10)?;
+    rank.stream.synchronize()?;
+    foreign::begin(&rank.stream, 2)?;
+    let freed = buffer.free().err().context("it was freed")?;
+    ensure!(
+        freed.error.kind() == ErrorKind::Capturing,
+        "{}",
+        freed.error
+    );
+    foreign::end_well(&rank.stream)?;
+    Ok(freed.object.context("it is lost")?.free()?)
+}
+
+/// Other threads may put work into the stream all the time.
+#[apply(case)]
+fn what_comes_later_is_not_waited_for(env: &Environment) -> Result<()> {
+    let context = env.device()?.primary_context()?;
+    let id = nccl(env)?.unique_id()?;
+    let builder = nccl(env)?.communicator(&context, 1, 0).timeout(LIMIT);
+    let rank = Rank::new(builder.join(&id)?)?;
+    let is_over = AtomicBool::new(false);
+    let (started, starts) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| -> Result<()> {
+            let mut busy = rank.pool.alloc::<u8>(&rank.stream, 8 << 20)?;
+            let start = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && start.elapsed() < LIMIT {
+                for _ in 0..4 {
+                    busy.as_mut_slice().fill(1)?;
+                }
+                let _ = started.send(());
+                // Not more than the simulator does in a few seconds.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ensure!(start.elapsed() < LIMIT, "it waited for all that");
+            Ok(())
+        });
+        starts.recv_timeout(LIMIT)?;
+        let waited = rank.communicator.synchronize(&rank.stream);
+        is_over.store(true, Ordering::Relaxed);
+        let other = other.join().map_err(|_| anyhow!("it panicked"))?;
+        waited?;
+        other
+    })
+}
+
+#[apply(case)]
+fn work_that_fails_aborts(env: &Environment) -> Result<()> {
+    let rank = one(env)?;
+    ensure!(rank.communicator.abort_on_error(|_| Ok::<_, ()>(7)) == Ok(7));
+    rank.communicator.check()?;
+    ensure!(rank.communicator.abort_on_error(|_| Err::<(), _>(8)) == Err(8));
+    refused(rank.communicator.check(), ErrorKind::Aborted)?;
+    let rank = one(env)?;
+    let panicked = AssertUnwindSafe(|| {
+        let _ = rank
+            .communicator
+            .abort_on_error(|_| -> Result<(), ()> { std::panic::resume_unwind(Box::new(())) });
+    });
+    ensure!(catch_unwind(panicked).is_err());
+    refused(rank.communicator.check(), ErrorKind::Aborted)?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Operations that are recorded into a graph.
 
 use cuda_mem::collective::{ReduceOp, RegisteredResource};
-use cuda_mem::interop::{CaptureMode, Instantiate};
+use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::{Arena, MemoryResource as _, Resource};
 
 use super::*;
@@ -61,8 +61,36 @@ fn a_graph_keeps_its_communicator_and_does_not_outlive_an_abort(env: &Environmen
     ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
     let communicator = failed.object.context("it is lost")?;
     communicator.abort()?;
-    refused(exec.launch(stream), ErrorKind::ContextDestroyed)?;
+    refused(exec.upload(stream), ErrorKind::Aborted)?;
+    let said = refused(exec.launch(stream), ErrorKind::Aborted)?;
+    ensure!(said.ends_with("was aborted; join a new one"), "{said}");
     Ok(())
+}
+
+#[apply(case)]
+fn a_graph_within_another_keeps_its_communicator(env: &Environment) -> Result<()> {
+    env.need(12, 9)?;
+    let context = env.device()?.primary_context()?;
+    let mut communicators = nccl(env)?.communicators(std::slice::from_ref(&context))?;
+    let rank = Rank::new(communicators.pop().context("one rank")?)?;
+    let (child, ()) = rank.stream.capture(CaptureMode::Relaxed, |capture| {
+        let mut memory = capture.alloc::<f32>(100)?;
+        memory.as_mut_slice().fill(1.0)?;
+        rank.communicator
+            .all_reduce_in_place(&mut memory, ReduceOp::Sum)
+    })?;
+    let mut parent = Graph::new(&context)?;
+    parent.add_child(child, &[])?;
+    let failed = rank.communicator.close().err().context("it closed")?;
+    ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
+    let communicator = failed.object.context("it is lost")?;
+    let mut exec = parent.instantiate(Instantiate::default())?;
+    exec.launch(&rank.stream)?;
+    rank.stream.synchronize()?;
+    communicator.abort()?;
+    refused(exec.launch(&rank.stream), ErrorKind::Aborted)?;
+    drop(exec);
+    Ok(communicator.close()?)
 }
 
 fn told(error: anyhow::Error) -> cuda_mem::Error {

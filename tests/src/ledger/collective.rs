@@ -16,7 +16,9 @@ fn a_registration_that_is_left_is_found(env: &Environment) -> Result<()> {
     let stream = context.stream()?;
     let communicators = nccl(env)?.communicators(&[context])?;
     ensure!(sum(LedgerKind::Communicator) == (1, 0));
-    let memory = RegisteredResource::builder(&communicators[0]).build()?;
+    let memory = RegisteredResource::builder(&communicators[0]);
+    // Named twice, it is one all the same.
+    let memory = memory.and_with(&communicators[0]).build()?;
     let memory = Resource::new(memory);
     let first = memory.alloc::<u8>(&stream, 100)?;
     let second = memory.alloc::<u8>(&stream, 100)?;

@@ -1,7 +1,7 @@
 //! What goes wrong with NCCL, on machines of their own: every call fails in turn, a rank dies, ranks do not agree.
 
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
@@ -273,4 +273,150 @@ fn an_old_nccl_lacks_what_it_lacks(_: &Environment) -> Result<()> {
     ranks[0].synchronize(&stream)?;
     ensure!(buffer.to_vec()? == [7]);
     Ok(())
+}
+
+#[apply(case)]
+fn a_group_blames_the_rank_whose_call_failed(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    for failing in [0, 1] {
+        let ranks = two.nccl.communicators(&two.contexts)?;
+        let mut buffers = Vec::new();
+        for context in &two.contexts {
+            let pool = context.device().default_pool()?;
+            buffers.push(pool.alloc_zeroed::<f32>(&context.stream()?, 10)?);
+        }
+        let code = ncclResult_t::ncclInternalError;
+        two.control.fail("ncclAllReduce", failing + 1, code);
+        let mut group = two.nccl.group();
+        for (rank, buffer) in ranks.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(rank, buffer, ReduceOp::Sum)?;
+        }
+        let error = group.run().err().context("a call failed")?;
+        let named = format!("rank {failing} of 2");
+        ensure!(error.to_string().contains(&named), "{error}");
+        for rank in &ranks {
+            let is_failed = rank.rank() as u64 == failing;
+            ensure!(rank.check().is_err() == is_failed, "{rank}");
+        }
+        for rank in &ranks {
+            rank.abort()?;
+        }
+    }
+    is_as_before(&two, "a group that failed")
+}
+
+#[apply(case)]
+fn a_groups_end_that_fails_is_of_all_its_ranks(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    let ranks = two.nccl.communicators(&two.contexts)?;
+    let mut buffers = Vec::new();
+    for context in &two.contexts {
+        let pool = context.device().default_pool()?;
+        buffers.push(pool.alloc_zeroed::<f32>(&context.stream()?, 10)?);
+    }
+    let code = ncclResult_t::ncclInternalError;
+    two.control.fail("ncclGroupEnd", 1, code);
+    let mut group = two.nccl.group();
+    for (rank, buffer) in ranks.iter().zip(&mut buffers) {
+        group.all_reduce_in_place(rank, buffer, ReduceOp::Sum)?;
+    }
+    let said = group.run().err().context("the end failed")?.to_string();
+    for rank in &ranks {
+        ensure!(said.contains(&rank.to_string()), "{said}");
+        ensure!(rank.check().is_err(), "{rank}");
+    }
+    for rank in &ranks {
+        rank.abort()?;
+    }
+    is_as_before(&two, "a group's end that failed")
+}
+
+#[apply(case)]
+fn an_abort_ends_a_call_that_waits_on_another_thread(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    let ranks = two.nccl.communicators(&two.contexts)?;
+    let mut buffers = Vec::new();
+    for context in &two.contexts {
+        let pool = context.device().default_pool()?;
+        buffers.push(pool.alloc_zeroed::<f32>(&context.stream()?, 10)?);
+    }
+    // Each in turn, so that one of them is not the one that is waited for first.
+    let (held, aborted) = (&ranks, &ranks[1]);
+    for rank in held {
+        ensure!(two.control.hold(rank.as_raw(), true));
+    }
+    std::thread::scope(|scope| {
+        let group = scope.spawn(|| {
+            let mut group = two.nccl.group();
+            for (rank, buffer) in ranks.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(rank, buffer, ReduceOp::Sum)?;
+            }
+            group.run()
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        aborted.abort()?;
+        ensure!(start.elapsed() < Duration::from_secs(20));
+        two.control.hold(ranks[0].as_raw(), false);
+        let ended = group.join().map_err(|_| anyhow!("it panicked"))?;
+        let error = ended.err().context("it was aborted")?;
+        let kinds = [ErrorKind::Aborted, ErrorKind::PeerGone];
+        ensure!(kinds.contains(&error.kind()), "{error}");
+        Ok(ranks[0].abort()?)
+    })?;
+    is_as_before(&two, "an abort of a waiting call")
+}
+
+/// A launch is made before an abort or refused after it.
+#[apply(case)]
+fn launches_and_an_abort_exclude_each_other(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    for round in 0..50 {
+        let ranks = two.nccl.communicators(&two.contexts[..1])?;
+        let stream = two.contexts[0].stream()?;
+        let pool = two.contexts[0].device().default_pool()?;
+        let buffer = pool.alloc_zeroed::<f32>(&stream, 4)?;
+        let (graph, ()) = stream.capture(CaptureMode::Relaxed, |capture| {
+            let buffer = capture.adopt(buffer);
+            ranks[0].all_reduce_in_place(&mut capture.buffer_mut(&buffer)?, ReduceOp::Sum)
+        })?;
+        let mut exec = graph.instantiate(Instantiate::default())?;
+        std::thread::scope(|scope| {
+            let aborter = scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(20 * round));
+                ranks[0].abort()
+            });
+            while exec.launch(&stream).is_ok() {}
+            aborter
+                .join()
+                .map_err(|_| anyhow!("it panicked"))?
+                .map_err(anyhow::Error::from)
+        })?;
+        stream.synchronize()?;
+        let faults = two.control.faults();
+        ensure!(faults.is_empty(), "round {round}: {faults:?}");
+    }
+    is_as_before(&two, "launches and aborts")
+}
+
+#[apply(case)]
+fn a_window_that_failed_in_the_background_aborts(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    let both = Barrier::new(2);
+    in_threads(&two, |rank, stream| {
+        both.wait();
+        if rank.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+            ensure!(two.control.kill(rank.as_raw()));
+            return Ok(rank.abort()?);
+        }
+        let memory = RegisteredResource::builder(&rank).windows(true).build()?;
+        let refused = Arena::over(memory).alloc::<u8>(&stream, 100).err();
+        let error = refused.context("the other rank is gone")?;
+        ensure!(error.kind() == ErrorKind::PeerGone, "{error}");
+        // The registration had begun, and nothing of NCCL works on the memory any more.
+        ensure!(rank.as_raw().is_null(), "it was not aborted");
+        Ok(rank.abort()?)
+    })?;
+    is_as_before(&two, "a window without the other rank")
 }

@@ -55,6 +55,8 @@ pub(super) enum Cause {
         error: std::io::Error,
         asked: Option<String>,
     },
+    #[error("{0}")]
+    NotInTime(String),
     #[error("no window: {0}")]
     NoWindow(String),
     #[error(
@@ -157,13 +159,13 @@ pub(super) enum Cause {
     Forked,
 }
 
-/// `; NCCL says: …`, or nothing.
+/// What NCCL said last, or nothing. It keeps one text for the whole process, so that may be of another failure.
 struct Words<'a>(&'a Option<String>);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(words) => write!(f, "; NCCL says: {words}"),
+            Some(words) => write!(f, "; the last that NCCL said in this process: {words}"),
             None => Ok(()),
         }
     }

@@ -42,6 +42,8 @@ pub enum ErrorKind {
     NotReady,
     /// Others did not do their part in time.
     TimedOut,
+    /// The communicator was aborted. A new one can be joined.
+    Aborted,
     /// Device code or hardware failed; the context and everything in it are lost.
     DeviceFault,
     /// The object cannot be closed, or changed in this way, while it is in use.
@@ -100,6 +102,7 @@ impl fmt::Display for ErrorKind {
             Self::ContextDestroyed => "context destroyed",
             Self::NotReady => "not ready",
             Self::TimedOut => "timed out",
+            Self::Aborted => "aborted",
             Self::DeviceFault => "device fault",
             Self::InUse => "in use",
             Self::PeerGone => "other process gone",

@@ -19,6 +19,16 @@ impl Error {
         Self::from(Cause::NcclLacks(function))
     }
 
+    /// A wait for others was given up before anything was changed.
+    pub(crate) fn not_in_time(text: String) -> Self {
+        Self::from(Cause::NotInTime(text))
+    }
+
+    /// Whether a stream was waited for in vain, and nothing was changed.
+    pub(crate) fn is_held_up(&self) -> bool {
+        matches!(*self.0, Cause::NotInTime(_))
+    }
+
     /// NCCL's own result code, if NCCL was called.
     #[must_use]
     pub fn nccl_code(&self) -> Option<ncclResult_t> {

@@ -28,6 +28,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::GdrClosed(_) => "GdrClosed",
         Cause::Errno { .. } => "Errno",
         Cause::NoWindow(_) => "NoWindow",
+        Cause::NotInTime(_) => "NotInTime",
         Cause::NvmlForked => "NvmlForked",
         Cause::Driver { .. } => "Driver",
         Cause::NoDevice { .. } => "NoDevice",
@@ -53,7 +54,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 35;
+const VARIANTS: usize = 36;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -109,6 +110,7 @@ fn samples() -> Vec<Error> {
             asked: asked(),
         },
         Cause::NoWindow(text()),
+        Cause::NotInTime(text()),
         Cause::NvmlForked,
         Cause::Driver {
             function: "cuMemFree_v2",

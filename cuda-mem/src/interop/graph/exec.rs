@@ -131,7 +131,8 @@ impl GraphExec {
     /// stream [wait](Stream::wait_for) for it. [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch
     /// left memory that was not freed since, unless the instance was made with [`Instantiate::AutoFree`];
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here or in
-    /// [`upload`](Self::upload); otherwise any driver error.
+    /// [`upload`](Self::upload); the error of a communicator that has failed, or was aborted, if the graph has operations of it;
+    /// otherwise any driver error.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&mut self, stream: &Stream) -> Result<()> {
         if let Some(alive) = &self.alive
@@ -144,9 +145,6 @@ impl GraphExec {
         stream.as_ref().refuse_recorded()?;
         self.check_driver(stream)?;
         self.parts.require_reach(self.context(), stream)?;
-        for dependency in &self.parts.dependencies {
-            dependency.require_usable()?;
-        }
         // Earlier work on the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;
@@ -160,6 +158,8 @@ impl GraphExec {
         self.parts.enter(stream)?;
         let open = stream.as_ref().submit_bound()?;
         let launched = {
+            // Another thread may end one at any time.
+            let _in_use = self.parts.dependencies.begin_use(stream.progress())?;
             let _turn = launches::launch(stream.as_raw())?;
             // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
             // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
@@ -189,6 +189,7 @@ impl GraphExec {
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
         self.check_driver(stream)?;
         self.parts.require_reach(self.context(), stream)?;
+        let _in_use = self.parts.dependencies.begin_use(stream.progress())?;
         let open = stream.as_ref().submit_bound()?;
         let _turn = launches::launch(stream.as_raw())?;
         // SAFETY: the instance and the stream are live.

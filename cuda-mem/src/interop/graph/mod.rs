@@ -19,7 +19,6 @@ pub use persistent::PersistentAllocation;
 
 use crate::base::error::Bytes;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
@@ -30,7 +29,7 @@ use crate::base::report;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
-use crate::stream::recording::Dependency;
+use crate::stream::recording::Dependencies;
 
 use graph_owned::OwnedBuffer;
 
@@ -75,7 +74,7 @@ struct Parts {
     blocks: Vec<Block>,
     owned: Vec<OwnedBuffer>,
     /// What else the work uses.
-    dependencies: Vec<Arc<dyn Dependency>>,
+    dependencies: Dependencies,
 }
 
 /// An allocation of a node.
@@ -103,7 +102,7 @@ impl Parts {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             blocks: Vec::new(),
             owned: Vec::new(),
-            dependencies: Vec::new(),
+            dependencies: Dependencies::default(),
         }
     }
 

@@ -377,6 +377,8 @@ impl Graph {
             Ok(node) => {
                 let mut child = child;
                 child.raw = std::ptr::null_mut();
+                let dependencies = &mut self.parts.dependencies;
+                dependencies.append(&mut child.parts.dependencies);
                 Ok(self.node(node))
             }
         }

@@ -1,4 +1,5 @@
-//! Buffers that are dropped while their stream is captured: they are freed after the capture. See `pool/free.rs`.
+//! Buffers that cannot be freed when they are dropped, because their stream is captured or held up: they are freed afterwards. See
+//! `pool/free.rs`.
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -14,7 +15,7 @@ use crate::stream::epoch;
 use crate::stream::join::order;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
-/// Memory of a buffer that was dropped while its stream was captured.
+/// Memory of a buffer that could not be freed when it was dropped.
 struct DeferredFree {
     address: CUdeviceptr,
     /// `None` once the memory is gone.
@@ -24,6 +25,8 @@ struct DeferredFree {
     item: Option<Item>,
     /// When the buffer was dropped.
     epoch: u64,
+    /// The resource has waited for the stream for too long, so it is tried again only once the stream is done.
+    is_held_up: bool,
 }
 
 impl Drop for DeferredFree {
@@ -35,7 +38,7 @@ impl Drop for DeferredFree {
 
 impl OrderedRelease for DeferredFree {
     fn waits_for_stream(&self) -> bool {
-        matches!(self.deallocator, Some(Deallocator::External(_)))
+        self.is_held_up || matches!(self.deallocator, Some(Deallocator::External(_)))
     }
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
@@ -145,11 +148,13 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// Hands the memory to the stream, to be freed after the capture that prevents it now.
+    /// Hands the memory to the stream, to be freed after the capture, or the work, that prevents it now.
     #[cold]
     pub(super) fn defer_free(&mut self, error: Error) -> Result<()> {
         let is_kept = matches!(*self.deallocator, Deallocator::External(_));
-        if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
+        let is_held_up = error.is_held_up();
+        let is_temporary = is_held_up || error.kind() == ErrorKind::Capturing;
+        if !is_temporary || (self.address == 0 && !is_kept) {
             return Err(error);
         }
         let item = self.item();
@@ -163,6 +168,7 @@ impl<T: Pod> DeviceBuffer<T> {
             pending_uses: std::mem::take(pending_uses),
             item,
             epoch: epoch::now(),
+            is_held_up,
         };
         self.address = 0;
         self.stream.release_later(dropped);

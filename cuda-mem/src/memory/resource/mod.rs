@@ -265,6 +265,16 @@ pub(crate) fn wait_and_free(
     stream: &Stream,
     free: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
+    wait_by_and_free(address, stream, || stream.synchronize(), free)
+}
+
+/// As [`wait_and_free`], with another way to wait for the stream.
+pub(crate) fn wait_by_and_free(
+    address: CUdeviceptr,
+    stream: &Stream,
+    wait: impl FnOnce() -> Result<()>,
+    free: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     if address == 0 {
         return Ok(());
     }
@@ -272,7 +282,7 @@ pub(crate) fn wait_and_free(
     // Memory that the wait would release may belong to a resource that holds a lock around this call.
     let _inside = ResourceCall::enter();
     recording::with_relaxed_capture_mode(stream.device().driver().table(), || {
-        stream.synchronize()?;
+        wait()?;
         free()
     })
 }

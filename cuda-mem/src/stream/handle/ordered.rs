@@ -16,7 +16,7 @@ pub(crate) trait OrderedRelease: Send {
     /// Whether the release waits for the stream on the host.
     fn waits_for_stream(&self) -> bool;
 
-    /// An error of kind [`ErrorKind::Capturing`] if it cannot be done yet.
+    /// An error of kind [`ErrorKind::Capturing`], or one that [is held up](crate::Error::is_held_up), if it cannot be done yet.
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()>;
 }
 
@@ -59,7 +59,9 @@ impl Ordered {
     fn release(&mut self, stream: StreamRef<'_>) -> Outcome {
         match self.object.release(stream) {
             Ok(()) => Outcome::Done,
-            Err(error) if error.kind() == ErrorKind::Capturing => Outcome::NotYet,
+            Err(error) if error.kind() == ErrorKind::Capturing || error.is_held_up() => {
+                Outcome::NotYet
+            }
             Err(error) => Outcome::GivenUp(error),
         }
     }

@@ -1,0 +1,170 @@
+//! The end of a communicator.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cuda_driver_sys::nccl::ncclComm_t;
+
+use super::communicator::{Communicator, Inner};
+use super::state::State;
+use super::wait::Wait;
+use crate::base::error::{Error, ErrorKind, Failed, Result};
+use crate::base::report;
+use crate::driver::raw;
+use crate::driver::raw::nccl::Progress;
+use crate::ledger;
+
+impl Communicator {
+    /// Stops what the ranks' streams still wait for, and ends this rank's part. Every later call fails. Call it from any thread: a call
+    /// of another one that waits for other ranks ends with [`Aborted`](crate::ErrorKind::Aborted), unless the communicator is
+    /// [blocking](super::CommunicatorBuilder::blocking) and NCCL itself waits.
+    ///
+    /// All ranks of a communicator that has failed should do this. Buffers that were being received have unspecified contents.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`](crate::ErrorKind::TimedOut), and nothing has happened, if a launch of a graph with its operations does not come
+    /// back on another thread within the [time](super::CommunicatorBuilder::timeout). Otherwise any error that NCCL reports; the
+    /// communicator has ended even so.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self) -> Result<()> {
+        self.0.abort()
+    }
+
+    /// Runs `work`, and [aborts](Self::abort) if that returns an error or panics, so that the other ranks learn of it, instead of
+    /// waiting for this one as long as their [time](super::CommunicatorBuilder::timeout) lasts.
+    ///
+    /// ```
+    /// # use cuda_mem::Driver;
+    /// # use cuda_mem::collective::{Nccl, ReduceOp};
+    /// # cuda_sim::use_if_no_driver();
+    /// # nccl_sim::use_if_no_nccl();
+    /// # let context = Driver::load()?.device(0)?.primary_context()?;
+    /// # let stream = context.stream()?;
+    /// # let communicators = Nccl::load()?.communicators(&[context])?;
+    /// let sum = communicators[0].abort_on_error(|communicator| {
+    ///     let pool = communicator.device().default_pool()?;
+    ///     let mut numbers = pool.alloc_from(&stream, &[1u32, 2])?; // an error here is one on all ranks
+    ///     communicator.all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+    ///     communicator.synchronize(&stream)?;
+    ///     numbers.to_vec()
+    /// })?;
+    /// assert_eq!(sum, [1, 2]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`. A failure of the abort is reported as one of a destructor is.
+    pub fn abort_on_error<T, E>(
+        &self,
+        work: impl FnOnce(&Self) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        struct AbortOnDrop<'a>(&'a Inner);
+        impl Drop for AbortOnDrop<'_> {
+            fn drop(&mut self) {
+                report::release("communicator", || self.0.abort());
+            }
+        }
+        let unless_done = AbortOnDrop(&self.0);
+        let result = work(self);
+        if result.is_ok() {
+            std::mem::forget(unless_done);
+        }
+        result
+    }
+
+    /// Ends the communicator once everything that was started is done. While the thread panics, it is aborted instead.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse), with the communicator, while memory is registered with it or a graph uses it; otherwise any error that NCCL
+    /// reports, and [`TimedOut`](crate::ErrorKind::TimedOut): it has been aborted then.
+    #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        match Arc::try_unwrap(self.0) {
+            Ok(mut inner) => inner.end().map_err(Failed::lost),
+            Err(shared) => {
+                let text = "memory is registered with the communicator, or a graph uses it; drop that first";
+                let error = Error::new(ErrorKind::InUse, text);
+                Err(Failed::new(error, Self(shared)))
+            }
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn abort(&self) -> Result<()> {
+        // A thread that waits with the lock held stops, and no graph is launched any more.
+        self.is_aborting.store(true, Ordering::SeqCst);
+        let mut state = self.state()?;
+        let what = "the launch of a graph with its operations on another thread";
+        let wait = Wait::new(what, self.timeout);
+        while state.launches > 0 {
+            drop(state);
+            if let Err(error) = wait.pause() {
+                self.is_aborting.store(false, Ordering::SeqCst);
+                let text = format!("{self} was not aborted: {error}");
+                return Err(Error::not_in_time(text));
+            }
+            state = self.state()?;
+        }
+        state.refuse_as_aborted();
+        self.abort_in(&mut state)
+    }
+
+    pub(super) fn abort_in(&self, state: &mut State) -> Result<()> {
+        let Some(raw) = state.take() else {
+            return Ok(());
+        };
+        ledger::remove(&self.item(raw));
+        let _current = self.context.bind()?;
+        // SAFETY: it was live, and nobody has it any more.
+        unsafe { raw::nccl::abort(self.table(), raw) }
+    }
+
+    /// The caller is the last to have it.
+    pub(super) fn end(&mut self) -> Result<()> {
+        let mut state = self.state()?;
+        let Some(raw) = state.live() else {
+            return Ok(());
+        };
+        if std::thread::panicking() {
+            // The other ranks would wait for what this one leaves undone.
+            return self.abort_in(&mut state);
+        }
+        if state.failure().is_some() {
+            // The program has seen that, so it is no failure of the end.
+            return self.abort_in(&mut state);
+        }
+        if let Err(error) = self.finalize(raw) {
+            // The first failure is the one to return.
+            let _ = self.abort_in(&mut state);
+            return Err(error);
+        }
+        state.take();
+        ledger::remove(&self.item(raw));
+        let _current = self.context.bind()?;
+        // SAFETY: it was live, and nobody has it any more.
+        unsafe { raw::nccl::destroy(self.table(), raw) }
+    }
+
+    fn finalize(&self, raw: ncclComm_t) -> Result<()> {
+        let _current = self.context.bind()?;
+        // SAFETY: it is live.
+        match unsafe { raw::nccl::finalize(self.table(), raw) }? {
+            Progress::Done => Ok(()),
+            Progress::Pending => {
+                let wait = Wait::new("ncclCommFinalize", self.timeout);
+                // SAFETY: as above.
+                unsafe { wait.until_done(self.table(), raw) }
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        report::release("communicator", || self.end());
+    }
+}
