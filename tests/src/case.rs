@@ -115,6 +115,12 @@ macro_rules! case_of_two {
     ($($function:tt)*) => { $crate::register! { TwoDevices, false, $($function)* } };
 }
 
+/// The same in a process of its own.
+#[macro_export]
+macro_rules! case_of_two_alone {
+    ($($function:tt)*) => { $crate::register! { TwoDevices, true, $($function)* } };
+}
+
 /// A test that takes all memory of a device.
 #[macro_export]
 macro_rules! case_of_full_card {

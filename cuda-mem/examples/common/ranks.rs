@@ -72,7 +72,7 @@ impl RankOptions {
         let run = |rank, id: &UniqueId| {
             let joined = self.join(nccl, driver, (rank, ranks), id);
             joined
-                .and_then(|communicator| aborting(&communicator, &work))
+                .and_then(|communicator| communicator.abort_on_error(&work))
                 .with_context(|| format!("rank {rank}"))
         };
         match self.rank {
@@ -87,6 +87,10 @@ impl RankOptions {
                 Ok((rank == 0).then_some(found))
             }
             None if self.processes => {
+                if ranks > 1 && nccl_sim::Control::open(nccl.library_path()).is_ok() {
+                    let text = "--processes: the simulated NCCL is of one process; leave it out, and ranks are threads";
+                    return Err(Misuse(text.to_owned()).into());
+                }
                 let meeting = Meeting::open(self.at)?;
                 let mut others = OtherRanks::start(ranks, meeting.address()?)?;
                 let id = meeting.give(nccl, ranks, limit, || others.check())?;
@@ -131,20 +135,7 @@ pub(crate) fn open_nccl(backend: &Backend) -> Result<Nccl> {
 
 /// Waits for the stream. After a failure, memory can be freed only once the stream no longer waits for other ranks.
 pub(crate) fn synchronize(communicator: &Communicator, stream: &Stream) -> Result<()> {
-    aborting(communicator, |communicator| {
-        Ok(communicator.synchronize(stream)?)
-    })
-}
-
-/// Aborts after a failure, so that the other ranks do not wait for this one.
-fn aborting<T>(
-    communicator: &Communicator,
-    work: impl FnOnce(&Communicator) -> Result<T>,
-) -> Result<T> {
-    work(communicator).inspect_err(|_| {
-        // The first failure is shown.
-        let _ = communicator.abort();
-    })
+    Ok(communicator.abort_on_error(|communicator| communicator.synchronize(stream))?)
 }
 
 fn in_threads<T: Send>(

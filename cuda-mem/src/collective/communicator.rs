@@ -44,6 +44,8 @@ pub(super) struct Inner {
     /// Set by `abort` before it waits for the lock.
     pub(super) is_aborting: AtomicBool,
     state: Lock<State>,
+    /// Held while NCCL aborts; taken after `state`.
+    pub(super) ending: Lock<()>,
 }
 
 impl Communicator {
@@ -64,6 +66,7 @@ impl Communicator {
             timeout,
             is_aborting: AtomicBool::new(false),
             state: Lock::new(State::new(raw)),
+            ending: Lock::default(),
         };
         let _origin = origin::note_if_none();
         ledger::insert(inner.item(raw));
@@ -304,7 +307,8 @@ impl Inner {
     pub(super) fn named(&self, error: Error) -> Error {
         match error.kind() {
             ErrorKind::TimedOut if error.nccl_code().is_none() => {
-                Error::new(ErrorKind::TimedOut, format!("{self}: {error}"))
+                let text = format!("{self}: {error}; abort, then join a new one");
+                Error::new(ErrorKind::TimedOut, text)
             }
             _ => error.asked(|| self.to_string()),
         }

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use cuda_driver_sys::nccl::ncclComm_t;
 
 use super::communicator::{Communicator, Inner};
-use super::state::State;
 use super::wait::Wait;
 use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::base::report;
@@ -18,6 +17,9 @@ impl Communicator {
     /// Stops what the ranks' streams still wait for, and ends this rank's part. Every later call fails. Call it from any thread: a call
     /// of another one that waits for other ranks ends with [`Aborted`](crate::ErrorKind::Aborted), unless the communicator is
     /// [blocking](super::CommunicatorBuilder::blocking) and NCCL itself waits.
+    ///
+    /// A [blocking](super::CommunicatorBuilder::blocking) communicator is ended by NCCL only once all graphs with its operations have been
+    /// dropped: this waits for that, and the other threads get errors meanwhile.
     ///
     /// All ranks of a communicator that has failed should do this. Buffers that were being received have unspecified contents.
     ///
@@ -41,7 +43,7 @@ impl Communicator {
     /// # nccl_sim::use_if_no_nccl();
     /// # let context = Driver::load()?.device(0)?.primary_context()?;
     /// # let stream = context.stream()?;
-    /// # let communicators = Nccl::load()?.communicators(&[context])?;
+    /// # let communicators = Nccl::load()?.communicators(&[context]).join()?;
     /// let sum = communicators[0].abort_on_error(|communicator| {
     ///     let pool = communicator.device().default_pool()?;
     ///     let mut numbers = pool.alloc_from(&stream, &[1u32, 2])?; // an error here is one on all ranks
@@ -110,11 +112,15 @@ impl Inner {
             state = self.state()?;
         }
         state.refuse_as_aborted();
-        self.abort_in(&mut state)
+        let raw = state.take();
+        // Without the other lock: this may take until graphs are dropped (N5), by threads that ask the communicator before.
+        let _ending = self.ending.lock()?;
+        drop(state);
+        self.abort_raw(raw)
     }
 
-    pub(super) fn abort_in(&self, state: &mut State) -> Result<()> {
-        let Some(raw) = state.take() else {
+    fn abort_raw(&self, raw: Option<ncclComm_t>) -> Result<()> {
+        let Some(raw) = raw else {
             return Ok(());
         };
         ledger::remove(&self.item(raw));
@@ -123,26 +129,28 @@ impl Inner {
         unsafe { raw::nccl::abort(self.table(), raw) }
     }
 
+    /// Returns once no call of [`abort`](Self::abort) is running, whose communicator may still use registered memory.
+    pub(super) fn wait_for_abort(&self) -> Result<()> {
+        self.ending.lock().map(drop)
+    }
+
     /// The caller is the last to have it.
     pub(super) fn end(&mut self) -> Result<()> {
         let mut state = self.state()?;
         let Some(raw) = state.live() else {
             return Ok(());
         };
-        if std::thread::panicking() {
-            // The other ranks would wait for what this one leaves undone.
-            return self.abort_in(&mut state);
+        // The other ranks would wait for what a thread that panics leaves undone. Of a failure the program knows already.
+        if std::thread::panicking() || state.has_failed() {
+            return self.abort_raw(state.take());
         }
-        if state.failure().is_some() {
-            // The program has seen that, so it is no failure of the end.
-            return self.abort_in(&mut state);
-        }
-        if let Err(error) = self.finalize(raw) {
+        let finalized = self.finalize(raw);
+        let taken = state.take();
+        if let Err(error) = finalized {
             // The first failure is the one to return.
-            let _ = self.abort_in(&mut state);
+            let _ = self.abort_raw(taken);
             return Err(error);
         }
-        state.take();
         ledger::remove(&self.item(raw));
         let _current = self.context.bind()?;
         // SAFETY: it was live, and nobody has it any more.

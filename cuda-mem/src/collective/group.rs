@@ -34,7 +34,7 @@ use crate::stream::{Submission, recording};
 /// # let stream = context.stream()?;
 /// # let pool = device.default_pool()?;
 /// let nccl = Nccl::load()?;
-/// let communicators = nccl.communicators(&[context])?;
+/// let communicators = nccl.communicators(&[context]).join()?;
 /// let mut buffers = vec![pool.alloc_from(&stream, &[1u32, 2])?]; // one for each rank
 ///
 /// let mut group = nccl.group();

@@ -8,12 +8,30 @@ use cuda_driver_sys::nccl::ncclComm_t;
 use super::communicator::Communicator;
 use super::library::{Nccl, UniqueId};
 use super::wait::Wait;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::raw;
 use crate::driver::raw::nccl::Progress;
 use crate::stream::Context;
 
-/// Settings of a rank. From [`Nccl::communicator`].
+/// How ranks wait for each other.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    timeout: Duration,
+    is_blocking: bool,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self {
+            // What PyTorch waits, too.
+            timeout: Duration::from_secs(600),
+            is_blocking: false,
+        }
+    }
+}
+
+/// Settings of a rank. From [`Nccl::communicator`]. It ends in [`join`](Self::join), not in `build`, because the other ranks must do
+/// the same, and it waits for them.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct CommunicatorBuilder {
@@ -21,29 +39,24 @@ pub struct CommunicatorBuilder {
     context: Context,
     ranks: usize,
     rank: usize,
-    timeout: Duration,
-    is_blocking: bool,
+    waiting: Waiting,
 }
 
 impl CommunicatorBuilder {
-    /// What PyTorch waits, too.
-    const TIMEOUT: Duration = Duration::from_secs(600);
-
     pub(super) fn new(nccl: Nccl, context: &Context, ranks: usize, rank: usize) -> Self {
         Self {
             nccl,
             context: context.clone(),
             ranks,
             rank,
-            timeout: Self::TIMEOUT,
-            is_blocking: false,
+            waiting: Waiting::default(),
         }
     }
 
-    /// How long to wait for other ranks: when joining, when an operation is started, and in
-    /// [`synchronize`](Communicator::synchronize). 10 minutes by default.
+    /// How long to wait for other ranks: when joining, when an operation is started, in
+    /// [`synchronize`](Communicator::synchronize), and when [registered](super::RegisteredResource) memory is freed. 10 minutes by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.waiting.timeout = timeout;
         self
     }
 
@@ -52,7 +65,7 @@ impl CommunicatorBuilder {
     /// NCCL waits: an abort on another thread waits for that call. `false` by default.
     #[doc(alias = "ncclConfig_t::blocking")]
     pub fn blocking(mut self, is_blocking: bool) -> Self {
-        self.is_blocking = is_blocking;
+        self.waiting.is_blocking = is_blocking;
         self
     }
 
@@ -73,27 +86,56 @@ impl CommunicatorBuilder {
 
     /// Starts to join. Within a group, everything but the handle comes with its end.
     fn start(&self, id: &UniqueId, place: &mut ncclComm_t) -> Result<Progress> {
-        let numbers = i32::try_from(self.ranks)
-            .ok()
-            .zip(i32::try_from(self.rank).ok());
-        let Some(numbers) = numbers.filter(|(ranks, rank)| rank < ranks) else {
+        let numbers = (self.number(self.ranks)?, self.number(self.rank)?);
+        if self.rank >= self.ranks {
             return Err(Error::invalid(format!(
-                "rank {} of {}; ranks count from 0",
+                "rank {} of {}; there is at least one rank, and they count from 0",
                 self.rank, self.ranks
             )));
-        };
+        }
         let _current = self.context.bind()?;
         // SAFETY: the context of the rank's device is current.
-        unsafe { raw::nccl::init_rank(self.nccl.table(), place, numbers, id.0, self.is_blocking) }
-            .map_err(|error| error.asked(|| self.to_string()))
+        unsafe {
+            raw::nccl::init_rank(
+                self.nccl.table(),
+                place,
+                numbers,
+                id.0,
+                self.waiting.is_blocking,
+            )
+        }
+        .map_err(|error| error.asked(|| self.to_string()))
+    }
+
+    fn number(&self, number: usize) -> Result<i32> {
+        i32::try_from(number).map_err(|_| {
+            Error::invalid(format!(
+                "rank {} of {}; NCCL takes up to {} ranks",
+                self.rank,
+                self.ranks,
+                i32::MAX
+            ))
+        })
     }
 
     fn finish_joining(&self, raw: ncclComm_t) -> Result<()> {
         let _current = self.context.bind()?;
-        let wait = Wait::new("ncclCommInitRankConfig", self.timeout);
+        let wait = Wait::new("ncclCommInitRankConfig", self.waiting.timeout);
         // SAFETY: `start` has made the communicator.
-        unsafe { wait.until_done(self.nccl.table(), raw) }
-            .map_err(|error| error.asked(|| self.to_string()))
+        unsafe { wait.until_done(self.nccl.table(), raw) }.map_err(|error| self.named(error))
+    }
+
+    fn named(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::TimedOut || error.nccl_code().is_some() {
+            return error.asked(|| self.to_string());
+        }
+        let ranks = self.ranks;
+        Error::new(
+            ErrorKind::TimedOut,
+            format!(
+                "{self}: {error}; all {ranks} ranks must join with one id, which serves once, and within that time"
+            ),
+        )
     }
 
     /// Takes a communicator that has been joined; ends it if that failed.
@@ -112,7 +154,7 @@ impl CommunicatorBuilder {
             self.nccl,
             self.context,
             numbers,
-            self.timeout,
+            self.waiting.timeout,
             raw,
         ))
     }
@@ -125,16 +167,63 @@ impl fmt::Display for CommunicatorBuilder {
     }
 }
 
-impl Communicator {
+/// Settings of communicators with all their ranks in this process. From [`Nccl::communicators`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct CommunicatorsBuilder {
+    nccl: Nccl,
+    contexts: Vec<Context>,
+    waiting: Waiting,
+}
+
+impl CommunicatorsBuilder {
+    pub(super) fn new(nccl: Nccl, contexts: &[Context]) -> Self {
+        Self {
+            nccl,
+            contexts: contexts.to_vec(),
+            waiting: Waiting::default(),
+        }
+    }
+
+    /// As [`CommunicatorBuilder::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.waiting.timeout = timeout;
+        self
+    }
+
+    /// As [`CommunicatorBuilder::blocking`].
+    #[doc(alias = "ncclConfig_t::blocking")]
+    pub fn blocking(mut self, is_blocking: bool) -> Self {
+        self.waiting.is_blocking = is_blocking;
+        self
+    }
+
+    /// Joins all ranks, and waits until they have.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no context, and where two are of one device;
+    /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL is not done in time; otherwise any error that NCCL reports.
+    #[doc(alias("ncclCommInitAll", "ncclCommInitRankConfig"))]
     #[track_caller]
-    pub(super) fn in_process(nccl: Nccl, contexts: &[Context]) -> Result<Vec<Self>> {
+    pub fn join(self) -> Result<Vec<Communicator>> {
+        let Self {
+            nccl,
+            contexts,
+            waiting,
+        } = self;
         let Some(first) = contexts.first() else {
-            return Err(Error::invalid("a communicator of no ranks".to_owned()));
+            return Err(Error::invalid(
+                "a communicator of no ranks; give a context for each rank".to_owned(),
+            ));
         };
         let id = nccl.unique_id()?;
         let builders = contexts.iter().enumerate();
         let builders: Vec<_> = builders
-            .map(|(rank, context)| nccl.communicator(context, contexts.len(), rank))
+            .map(|(rank, context)| CommunicatorBuilder {
+                waiting,
+                ..nccl.communicator(context, contexts.len(), rank)
+            })
             .collect();
         let mut places = vec![std::ptr::null_mut(); contexts.len()];
         // NCCL goes back to the context that is current here.

@@ -5,9 +5,8 @@ use std::path::Path;
 
 use cuda_driver_sys::nccl::{NcclLibrary, NcclTable, ncclUniqueId};
 
-use super::communicator::Communicator;
 use super::group::Group;
-use super::join::CommunicatorBuilder;
+use super::join::{CommunicatorBuilder, CommunicatorsBuilder};
 use crate::base::error::Result;
 use crate::driver::raw;
 use crate::stream::Context;
@@ -108,17 +107,11 @@ impl Nccl {
         CommunicatorBuilder::new(*self, context, ranks, rank)
     }
 
-    /// One communicator with a rank in each of these contexts, all of this process: the n-th result is rank n. Ranks that one
+    /// Settings of one communicator with a rank in each of these contexts, all of this process: the n-th result is rank n. Ranks that one
     /// thread drives must start operations that need each other in a [`Group`].
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no context, and where two are of one device; otherwise any error
-    /// that NCCL reports.
     #[doc(alias = "ncclCommInitAll")]
-    #[track_caller]
-    pub fn communicators(&self, contexts: &[Context]) -> Result<Vec<Communicator>> {
-        Communicator::in_process(*self, contexts)
+    pub fn communicators(&self, contexts: &[Context]) -> CommunicatorsBuilder {
+        CommunicatorsBuilder::new(*self, contexts)
     }
 
     /// An empty group.

@@ -19,7 +19,7 @@
 //! let stream = context.stream()?;
 //!
 //! let nccl = Nccl::load()?;
-//! let communicators = nccl.communicators(&[context])?; // one rank for each context
+//! let communicators = nccl.communicators(&[context]).join()?; // one rank for each context
 //! let mut numbers = device.default_pool()?.alloc_from(&stream, &[1.0f32, 2.0])?;
 //! communicators[0].all_reduce_in_place(&mut numbers, ReduceOp::Sum)?; // the sum over all ranks: of one
 //! communicators[0].synchronize(&stream)?;
@@ -42,6 +42,6 @@ mod wait;
 pub use communicator::Communicator;
 pub use element::{Bf16, Element, F16, ReduceOp};
 pub use group::Group;
-pub use join::CommunicatorBuilder;
+pub use join::{CommunicatorBuilder, CommunicatorsBuilder};
 pub use library::{Nccl, NcclVersion, UniqueId};
 pub use resource::{RegisteredResource, RegisteredResourceBuilder};

@@ -189,7 +189,8 @@ impl Registration {
         }
         // An aborted communicator has ended its registrations.
         let Some(raw) = state.live() else {
-            return Ok(());
+            drop(state);
+            return inner.wait_for_abort();
         };
         let _current = inner.context.bind()?;
         let table = inner.nccl.table();

@@ -45,7 +45,7 @@ use crate::stream::Stream;
 /// # nccl_sim::use_if_no_nccl();
 /// let context = Driver::load()?.device(0)?.primary_context()?;
 /// let stream = context.stream()?;
-/// let communicators = Nccl::load()?.communicators(&[context])?;
+/// let communicators = Nccl::load()?.communicators(&[context]).join()?;
 /// let communicator = &communicators[0];
 ///
 /// let arena = Arena::over(RegisteredResource::builder(communicator).build()?);

@@ -90,9 +90,8 @@ impl State {
         self.failure = Some((ErrorKind::Aborted, text));
     }
 
-    pub(super) fn failure(&self) -> Option<Error> {
-        let (kind, text) = self.failure.as_ref()?;
-        Some(Error::new(*kind, text.clone()))
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.is_some()
     }
 
     /// An operation was put into the stream with this progress.

@@ -13,7 +13,7 @@ use crate::foreign;
 
 fn one(env: &Environment) -> Result<Rank> {
     let context = env.device()?.primary_context()?;
-    let communicators = nccl(env)?.communicators(&[context])?;
+    let communicators = nccl(env)?.communicators(&[context]).join()?;
     let communicator = communicators.into_iter().next().context("one rank")?;
     Rank::new(communicator)
 }
@@ -117,11 +117,16 @@ fn impossible_ranks_are_refused_at_once(env: &Environment) -> Result<()> {
     let id = nccl.unique_id()?;
     for (ranks, rank) in [(1, 1), (0, 0), (2, usize::MAX)] {
         let joined = nccl.communicator(&context, ranks, rank).join(&id);
-        refused(joined, ErrorKind::InvalidValue)?;
+        let said = refused(joined, ErrorKind::InvalidValue)?;
+        let is_large = rank == usize::MAX;
+        ensure!(
+            said.contains(if is_large { "up to" } else { "from 0" }),
+            "{said}"
+        );
     }
-    refused(nccl.communicators(&[]), ErrorKind::InvalidValue)?;
+    refused(nccl.communicators(&[]).join(), ErrorKind::InvalidValue)?;
     // Two ranks on one device.
-    let twice = nccl.communicators(&[context.clone(), context]);
+    let twice = nccl.communicators(&[context.clone(), context]).join();
     ensure!(twice.is_err(), "two ranks of one device");
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Operations that are recorded into a graph.
 
+use std::time::Instant;
+
 use cuda_mem::collective::{ReduceOp, RegisteredResource};
 use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::{Arena, MemoryResource as _, Resource};
@@ -40,7 +42,7 @@ fn a_graph_replays_an_operation_on_new_contents(env: &Environment) -> Result<()>
 #[apply(case)]
 fn a_graph_keeps_its_communicator_and_does_not_outlive_an_abort(env: &Environment) -> Result<()> {
     let context = env.device()?.primary_context()?;
-    let communicators = nccl(env)?.communicators(&[context])?;
+    let communicators = nccl(env)?.communicators(&[context]).join()?;
     let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
     let stream = &rank.stream;
     let buffer = rank.pool.alloc_from(stream, &[1.0_f64])?;
@@ -71,7 +73,9 @@ fn a_graph_keeps_its_communicator_and_does_not_outlive_an_abort(env: &Environmen
 fn a_graph_within_another_keeps_its_communicator(env: &Environment) -> Result<()> {
     env.need(12, 9)?;
     let context = env.device()?.primary_context()?;
-    let mut communicators = nccl(env)?.communicators(std::slice::from_ref(&context))?;
+    let mut communicators = nccl(env)?
+        .communicators(std::slice::from_ref(&context))
+        .join()?;
     let rank = Rank::new(communicators.pop().context("one rank")?)?;
     let (child, ()) = rank.stream.capture(CaptureMode::Relaxed, |capture| {
         let mut memory = capture.alloc::<f32>(100)?;
@@ -100,7 +104,7 @@ fn told(error: anyhow::Error) -> cuda_mem::Error {
 #[apply(case)]
 fn memory_within_and_without_a_capture_does_not_mix(env: &Environment) -> Result<()> {
     let context = env.device()?.primary_context()?;
-    let communicators = nccl(env)?.communicators(&[context])?;
+    let communicators = nccl(env)?.communicators(&[context]).join()?;
     let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
     let (stream, pool) = (&rank.stream, Resource::from(rank.pool.clone()));
     ensure!(pool.memory_properties().reaches(env.device()?));
@@ -120,4 +124,46 @@ fn memory_within_and_without_a_capture_does_not_mix(env: &Environment) -> Result
         Ok(())
     })?;
     Ok(())
+}
+
+/// N5. If NCCL never returns, this process is ended.
+#[apply(case_of_two_alone)]
+fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<()> {
+    let (nccl, contexts) = (nccl(env)?, contexts(env)?);
+    let id = nccl.unique_id()?;
+    let run = |number: usize| -> Result<()> {
+        let builder = nccl.communicator(&contexts[number], 2, number);
+        let rank = Rank::new(builder.blocking(true).timeout(LIMIT).join(&id)?)?;
+        let buffer = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 100])?;
+        let (graph, ()) = rank.stream.capture(CaptureMode::Relaxed, |capture| {
+            let buffer = capture.adopt(buffer);
+            let mut memory = capture.buffer_mut(&buffer)?;
+            rank.communicator
+                .all_reduce_in_place(&mut memory, ReduceOp::Sum)
+        })?;
+        let mut exec = graph.instantiate(Instantiate::default())?;
+        exec.launch(&rank.stream)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        std::thread::scope(|scope| {
+            let aborter = scope.spawn(|| rank.communicator.abort());
+            let start = Instant::now();
+            while !rank.communicator.as_raw().is_null() {
+                ensure!(start.elapsed() < LIMIT, "the abort has not begun");
+                std::thread::yield_now();
+            }
+            refused(rank.communicator.check(), ErrorKind::Aborted)?;
+            refused(exec.launch(&rank.stream), ErrorKind::Aborted)?;
+            drop(exec);
+            let aborted = aborter.join().map_err(|_| anyhow!("it panicked"))?;
+            Ok(aborted?)
+        })
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(1));
+        let first = run(0);
+        other
+            .join()
+            .map_err(|_| anyhow!("rank 1 panicked"))?
+            .and(first)
+    })
 }

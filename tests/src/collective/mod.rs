@@ -73,7 +73,8 @@ fn contexts(env: &Environment) -> Result<[Context; 2]> {
 /// Both ranks, driven by the calling thread.
 fn both(env: &Environment) -> Result<[Rank; 2]> {
     let mut ranks = nccl(env)?
-        .communicators(&contexts(env)?)?
+        .communicators(&contexts(env)?)
+        .join()?
         .into_iter()
         .map(Rank::new)
         .collect::<Result<Vec<_>>>()?;

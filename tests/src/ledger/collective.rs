@@ -14,7 +14,7 @@ fn a_registration_that_is_left_is_found(env: &Environment) -> Result<()> {
     begin(LedgerLevel::Origins);
     let context = env.device()?.primary_context()?;
     let stream = context.stream()?;
-    let communicators = nccl(env)?.communicators(&[context])?;
+    let communicators = nccl(env)?.communicators(&[context]).join()?;
     ensure!(sum(LedgerKind::Communicator) == (1, 0));
     let memory = RegisteredResource::builder(&communicators[0]);
     // Named twice, it is one all the same.

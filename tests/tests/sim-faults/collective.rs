@@ -50,7 +50,7 @@ fn is_as_before(two: &Two, what: &str) -> Result<()> {
 
 /// What one thread can do with two ranks, so that calls come in one order.
 fn everything(two: &Two) -> Result<(), Error> {
-    let ranks = two.nccl.communicators(&two.contexts)?;
+    let ranks = two.nccl.communicators(&two.contexts).join()?;
     let streams = [two.contexts[0].stream()?, two.contexts[1].stream()?];
     let ended = with_ranks(two, &ranks, &streams);
     if ended.is_err() {
@@ -90,7 +90,7 @@ fn with_ranks(two: &Two, ranks: &[Communicator], streams: &[Stream; 2]) -> Resul
         rank.synchronize(stream)?;
     }
     assert_eq!(buffers[1].to_vec()?, [3; 100]);
-    let alone = two.nccl.communicators(&two.contexts[..1])?;
+    let alone = two.nccl.communicators(&two.contexts[..1]).join()?;
     let buffer = alone[0]
         .device()
         .default_pool()?
@@ -258,7 +258,7 @@ fn an_old_nccl_lacks_what_it_lacks(_: &Environment) -> Result<()> {
         "NCCL_SIM_MISSING",
         "ncclCommRegister,ncclCommWindowRegister",
     )])?;
-    let ranks = two.nccl.communicators(&two.contexts[..1])?;
+    let ranks = two.nccl.communicators(&two.contexts[..1]).join()?;
     let stream = two.contexts[0].stream()?;
     let arena = Arena::over(RegisteredResource::builder(&ranks[0]).build()?);
     let error = arena.alloc::<u8>(&stream, 100).err().context("it cannot")?;
@@ -279,7 +279,7 @@ fn an_old_nccl_lacks_what_it_lacks(_: &Environment) -> Result<()> {
 fn a_group_blames_the_rank_whose_call_failed(_: &Environment) -> Result<()> {
     let two = machine(&[])?;
     for failing in [0, 1] {
-        let ranks = two.nccl.communicators(&two.contexts)?;
+        let ranks = two.nccl.communicators(&two.contexts).join()?;
         let mut buffers = Vec::new();
         for context in &two.contexts {
             let pool = context.device().default_pool()?;
@@ -308,7 +308,7 @@ fn a_group_blames_the_rank_whose_call_failed(_: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_groups_end_that_fails_is_of_all_its_ranks(_: &Environment) -> Result<()> {
     let two = machine(&[])?;
-    let ranks = two.nccl.communicators(&two.contexts)?;
+    let ranks = two.nccl.communicators(&two.contexts).join()?;
     let mut buffers = Vec::new();
     for context in &two.contexts {
         let pool = context.device().default_pool()?;
@@ -334,7 +334,7 @@ fn a_groups_end_that_fails_is_of_all_its_ranks(_: &Environment) -> Result<()> {
 #[apply(case)]
 fn an_abort_ends_a_call_that_waits_on_another_thread(_: &Environment) -> Result<()> {
     let two = machine(&[])?;
-    let ranks = two.nccl.communicators(&two.contexts)?;
+    let ranks = two.nccl.communicators(&two.contexts).join()?;
     let mut buffers = Vec::new();
     for context in &two.contexts {
         let pool = context.device().default_pool()?;
@@ -372,7 +372,7 @@ fn an_abort_ends_a_call_that_waits_on_another_thread(_: &Environment) -> Result<
 fn launches_and_an_abort_exclude_each_other(_: &Environment) -> Result<()> {
     let two = machine(&[])?;
     for round in 0..50 {
-        let ranks = two.nccl.communicators(&two.contexts[..1])?;
+        let ranks = two.nccl.communicators(&two.contexts[..1]).join()?;
         let stream = two.contexts[0].stream()?;
         let pool = two.contexts[0].device().default_pool()?;
         let buffer = pool.alloc_zeroed::<f32>(&stream, 4)?;
