@@ -1,6 +1,8 @@
 //! Path of the built library.
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nccl::NCCL_LIBRARY_VARIABLE;
@@ -43,22 +45,49 @@ pub fn library_for(driver: &Path) -> io::Result<PathBuf> {
     library_beside(driver, LIBRARY_VARIABLE, FILE)
 }
 
-/// Points programs that look for NCCL to the simulated one if this machine has none. For the examples in documentation,
-/// which then run anywhere.
+/// Points programs that look for NCCL to the simulated one if this machine has none, or if `CUDA_DRIVER_SYS_LIBRARY` names the
+/// simulated driver, on which a real NCCL cannot work. For the examples in documentation, which then run anywhere: call it after
+/// `cuda_sim::use_if_no_driver`.
 ///
-/// Does nothing if NCCL can be opened, if `CUDA_DRIVER_SYS_NCCL_LIBRARY` is already set, or if the built library is not
-/// found. Otherwise prints one line to standard error.
+/// Does nothing if `CUDA_DRIVER_SYS_NCCL_LIBRARY` is already set, if the built library is not found, or if NCCL can be opened
+/// and the driver is not simulated. Otherwise prints one line to standard error.
 pub fn use_if_no_nccl() {
-    let is_set = std::env::var_os(NCCL_LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
-    if is_set || has_nccl() {
+    if chosen(NCCL_LIBRARY_VARIABLE).is_some() {
         return;
     }
+    let driver = chosen(cuda_driver_sys::LIBRARY_VARIABLE);
+    let why = match (driver.is_some_and(|path| is_simulated(&path)), has_nccl()) {
+        (true, _) => "NCCL for a simulated driver",
+        (false, false) => "no NCCL found",
+        (false, true) => return,
+    };
     if let Some(path) = library_path() {
         // SAFETY: examples call this first, before other threads exist that could read the environment; the
         // documentation restricts it to them.
         unsafe { std::env::set_var(NCCL_LIBRARY_VARIABLE, path) };
-        eprintln!("no NCCL found: using the simulated one");
+        eprintln!("{why}: using the simulated one");
     }
+}
+
+/// The library that a variable names.
+fn chosen(variable: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(variable).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// Whether the driver at `path` is the simulated one.
+fn is_simulated(path: &Path) -> bool {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: the user has chosen this file as the driver, and loading it only runs its initialisers.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
+    if handle.is_null() {
+        return false;
+    }
+    // SAFETY: the handle is open.
+    let symbol = unsafe { libc::dlsym(handle, c"simcuda_identify".as_ptr()) };
+    !symbol.is_null()
 }
 
 /// Whether the loader finds the real library.
@@ -74,10 +103,28 @@ mod tests {
 
     use super::*;
 
+    const CHILD: &str = "NCCL_SIM_TEST_CHILD";
+    const NAME: &str = "path::tests::the_library_says_in_one_line_that_it_is_used";
+
+    /// What a process prints to both outputs that calls the function in this environment.
+    fn said(environment: &[(&str, &Path)]) -> (String, String) {
+        let program = std::env::current_exe().expect("this test");
+        let output = Command::new(program)
+            .args(["--exact", NAME, "--nocapture"])
+            .env_remove(NCCL_LIBRARY_VARIABLE)
+            .env_remove(cuda_driver_sys::LIBRARY_VARIABLE)
+            .env(CHILD, "1")
+            .envs(environment.iter().copied())
+            .output()
+            .expect("it starts");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let said = (text(&output.stdout), text(&output.stderr));
+        assert!(said.0.contains("used: "), "{said:?}");
+        said
+    }
+
     #[test]
     fn the_library_says_in_one_line_that_it_is_used() {
-        const CHILD: &str = "NCCL_SIM_TEST_CHILD";
-        let name = "path::tests::the_library_says_in_one_line_that_it_is_used";
         if std::env::var_os(CHILD).is_some() {
             use_if_no_nccl();
             // The variable is already set.
@@ -86,20 +133,26 @@ mod tests {
             println!("used: {used}");
             return;
         }
-        let program = std::env::current_exe().expect("this test");
-        let output = Command::new(program)
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .env_remove(NCCL_LIBRARY_VARIABLE)
-            .output()
-            .expect("it starts");
-        let out = String::from_utf8_lossy(&output.stdout);
+        let (out, errors) = said(&[]);
         let expected = if out.contains("used: true") {
             "no NCCL found: using the simulated one\n"
         } else {
             ""
         };
-        assert!(out.contains("used: "), "{out}");
-        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+        assert_eq!(errors, expected);
+    }
+
+    /// The loader finds a `libnccl.so.2`, which is the simulated one under that name.
+    #[test]
+    fn a_real_nccl_is_not_used_on_the_simulated_driver() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = library_path().expect("it is built");
+        std::os::unix::fs::symlink(library, folder.path().join("libnccl.so.2")).expect("a link");
+        let found = ("LD_LIBRARY_PATH", folder.path());
+        assert!(said(&[found]).0.contains("used: false"));
+        let driver = cuda_sim::library_path().expect("it is built");
+        let (out, errors) = said(&[found, (cuda_driver_sys::LIBRARY_VARIABLE, &driver)]);
+        assert!(out.contains("used: true"), "{out}");
+        assert!(errors.contains("simulated driver"), "{errors}");
     }
 }
