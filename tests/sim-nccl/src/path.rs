@@ -57,8 +57,8 @@ pub fn use_if_no_nccl() {
     }
     let driver = chosen(cuda_driver_sys::LIBRARY_VARIABLE);
     let why = match (driver.is_some_and(|path| is_simulated(&path)), has_nccl()) {
-        (true, _) => "NCCL for a simulated driver",
-        (false, false) => "no NCCL found",
+        (_, false) => "no NCCL found",
+        (true, true) => "the driver is simulated, and so must NCCL be",
         (false, true) => return,
     };
     if let Some(path) = library_path() {
@@ -153,6 +153,6 @@ mod tests {
         let driver = cuda_sim::library_path().expect("it is built");
         let (out, errors) = said(&[found, (cuda_driver_sys::LIBRARY_VARIABLE, &driver)]);
         assert!(out.contains("used: true"), "{out}");
-        assert!(errors.contains("simulated driver"), "{errors}");
+        assert!(errors.contains("driver is simulated"), "{errors}");
     }
 }

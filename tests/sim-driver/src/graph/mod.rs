@@ -122,11 +122,17 @@ impl Op {
 
 impl Graph {
     fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.iter().find(|node| node.id == id)
+        self.nodes.get(self.position(id)?)
     }
 
     fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        self.nodes.iter_mut().find(|node| node.id == id)
+        let at = self.position(id)?;
+        self.nodes.get_mut(at)
+    }
+
+    /// Later nodes have greater numbers.
+    fn position(&self, id: NodeId) -> Option<usize> {
+        self.nodes.binary_search_by_key(&id, |node| node.id).ok()
     }
 
     /// These nodes and all their ancestors.
