@@ -165,7 +165,6 @@ impl Communicator {
     /// As [`check`](Self::check); [`TimedOut`](crate::ErrorKind::TimedOut) after that time, and the communicator refuses from then on.
     /// The stream goes on waiting in both cases: [`abort`](Self::abort) ends that. [`Capturing`](crate::ErrorKind::Capturing) while the
     /// stream is captured.
-    #[doc(alias("cuStreamSynchronize", "cuEventQuery"))]
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         let wait = Wait::new("the work in the stream", self.0.timeout);
         stream.synchronize_by(|| {
