@@ -1,5 +1,6 @@
 //! Operations that are recorded into a graph.
 
+use std::sync::Barrier;
 use std::time::Instant;
 
 use cuda_mem::collective::{ReduceOp, RegisteredResource};
@@ -131,6 +132,8 @@ fn memory_within_and_without_a_capture_does_not_mix(env: &Environment) -> Result
 fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<()> {
     let (nccl, contexts) = (nccl(env)?, contexts(env)?);
     let id = nccl.unique_id()?;
+    // A rank that aborts fails the other one, which must be done by then.
+    let done = Barrier::new(2);
     let run = |number: usize| -> Result<()> {
         let builder = nccl.communicator(&contexts[number], 2, number);
         let rank = Rank::new(builder.blocking(true).timeout(LIMIT).join(&id)?)?;
@@ -143,7 +146,9 @@ fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<
         })?;
         let mut exec = graph.instantiate(Instantiate::default())?;
         exec.launch(&rank.stream)?;
-        rank.communicator.synchronize(&rank.stream)?;
+        let synchronized = rank.communicator.synchronize(&rank.stream);
+        done.wait();
+        synchronized?;
         std::thread::scope(|scope| {
             let aborter = scope.spawn(|| rank.communicator.abort());
             let start = Instant::now();
