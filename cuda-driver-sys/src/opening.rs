@@ -138,7 +138,54 @@ pub(crate) fn open_first<L>(
 /// The file's initialisers run.
 pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, AttemptFailure> {
     // SAFETY: the caller vouches for the file.
-    unsafe { Library::new(path) }.map_err(|error| AttemptFailure::Open(Arc::new(error)))
+    unsafe { system::open(path) }.map_err(|error| AttemptFailure::Open(Arc::new(error)))
+}
+
+#[cfg(not(windows))]
+mod system {
+    use std::path::Path;
+
+    use libloading::{Error, Library};
+
+    /// # Safety
+    ///
+    /// As [`open_library`](super::open_library).
+    pub(super) unsafe fn open(path: &Path) -> Result<Library, Error> {
+        // SAFETY: the caller vouches for the file.
+        unsafe { Library::new(path) }
+    }
+}
+
+/// By default, Windows looks for a name without a path in the current folder too, where anybody may have put a file
+/// of that name.
+#[cfg(windows)]
+mod system {
+    use std::path::Path;
+
+    use libloading::os::windows::{
+        LOAD_LIBRARY_SEARCH_DEFAULT_DIRS, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR,
+        LOAD_LIBRARY_SEARCH_SYSTEM32, Library,
+    };
+
+    /// A name without a path is looked for in the system's folder only; a path is that file, and what it needs is
+    /// looked for beside it, beside the program, and in the system's folder.
+    ///
+    /// # Safety
+    ///
+    /// As [`open_library`](super::open_library).
+    pub(super) unsafe fn open(path: &Path) -> Result<libloading::Library, libloading::Error> {
+        let is_name = path.parent() == Some(Path::new(""));
+        let (path, flags) = if is_name {
+            (path.to_owned(), LOAD_LIBRARY_SEARCH_SYSTEM32)
+        } else {
+            // The flag for the library's own folder wants an absolute path.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            let flags = LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+            (path, flags)
+        };
+        // SAFETY: the caller vouches for the file.
+        unsafe { Library::load_with_flags(path, flags) }.map(Into::into)
+    }
 }
 
 pub(crate) fn address(library: &Library, name: &CStr) -> *const c_void {
@@ -293,5 +340,32 @@ mod tests {
         let found = candidates(Some("/somewhere/libcuda.so".into()), usual);
         assert_eq!(found, [PathBuf::from("/somewhere/libcuda.so")]);
         assert_eq!(candidates(None, usual), usual.map(PathBuf::from));
+    }
+
+    /// This program's file may be opened as a library: the system maps it and runs nothing of it.
+    #[test]
+    #[cfg(windows)]
+    fn a_name_is_not_looked_for_in_the_current_folder() {
+        const NAME: &str = "cuda-driver-sys-test.dll";
+        let folder = std::env::temp_dir().join(format!("cuda-driver-sys-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a scratch folder");
+        let program = std::env::current_exe().expect("this program");
+        std::fs::copy(program, folder.join(NAME)).expect("copied");
+        std::env::set_current_dir(&folder).expect("entered");
+        // SAFETY: nothing of the file runs.
+        let by_name = unsafe { open_library(Path::new(NAME)) };
+        assert!(matches!(by_name, Err(AttemptFailure::Open(_))));
+        let relative = Path::new(".").join(NAME);
+        for path in [folder.join(NAME), relative] {
+            // SAFETY: as above.
+            let by_path = unsafe { open_library(&path) };
+            assert!(by_path.is_ok(), "{}", path.display());
+        }
+        // SAFETY: as above.
+        let by_default = unsafe { Library::new(NAME) };
+        assert!(
+            by_default.is_ok(),
+            "the file is where the system looks by default"
+        );
     }
 }

@@ -162,14 +162,6 @@ impl Error {
         Self::from(Cause::NotPermitted(text))
     }
 
-    pub(crate) fn peer_gone(text: String) -> Self {
-        Self::from(Cause::PeerGone(text))
-    }
-
-    pub(crate) fn peer_failed(text: String) -> Self {
-        Self::from(Cause::PeerFailed(text))
-    }
-
     pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
         Self::from(Cause::System { what, error })
     }
@@ -331,8 +323,6 @@ impl Error {
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
             Cause::NotPermitted(_) => ErrorKind::NotPermitted,
-            Cause::PeerGone(_) => ErrorKind::PeerGone,
-            Cause::PeerFailed(_) => ErrorKind::PeerFailed,
             Cause::System { .. } => ErrorKind::System,
             Cause::Meant { kind, .. } | Cause::Told { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,

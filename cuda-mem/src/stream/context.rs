@@ -1,12 +1,16 @@
 //! The primary context of a device, contexts made by other code, and the context that is current on a thread.
 
 mod current;
+#[cfg(target_os = "linux")]
+mod weak;
 
 pub use current::Current;
+#[cfg(target_os = "linux")]
+pub(crate) use weak::WeakContext;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use cuda_driver_sys::{CUcontext, CUevent};
 
@@ -309,10 +313,6 @@ impl Context {
         unsafe { raw::event::create(self.driver().table(), flags) }
     }
 
-    pub(crate) fn downgrade(&self) -> WeakContext {
-        WeakContext(Arc::downgrade(&self.0))
-    }
-
     pub(crate) fn give_event(&self, event: CUevent) {
         let Some(mut events) = self.0.events.lock_unless_forked() else {
             return;
@@ -383,20 +383,6 @@ impl Context {
         }
         all.push(Box::new(made.clone()));
         Ok(made)
-    }
-}
-
-/// A handle that does not keep its context alive.
-pub(crate) struct WeakContext(Weak<Retained>);
-
-impl WeakContext {
-    pub(crate) fn is_of(&self, context: &Context) -> bool {
-        self.0.as_ptr() == Arc::as_ptr(&context.0)
-    }
-
-    /// The context, if a handle of it still exists.
-    pub(crate) fn upgrade(&self) -> Option<Context> {
-        self.0.upgrade().map(Context)
     }
 }
 

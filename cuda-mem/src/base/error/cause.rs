@@ -121,10 +121,6 @@ pub(super) enum Cause {
     InvalidValue(String),
     #[error("{0}")]
     NotPermitted(String),
-    #[error("{0}")]
-    PeerGone(String),
-    #[error("{0}")]
-    PeerFailed(String),
     #[error("{what} failed: {error}")]
     System {
         what: &'static str,

@@ -41,8 +41,6 @@ fn name(cause: &Cause) -> &'static str {
         Cause::NotSupported(_) => "NotSupported",
         Cause::InvalidValue(_) => "InvalidValue",
         Cause::NotPermitted(_) => "NotPermitted",
-        Cause::PeerGone(_) => "PeerGone",
-        Cause::PeerFailed(_) => "PeerFailed",
         Cause::System { .. } => "System",
         Cause::Meant { .. } => "Meant",
         Cause::Capturing(_) => "Capturing",
@@ -54,7 +52,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 36;
+const VARIANTS: usize = 34;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -153,8 +151,6 @@ fn samples() -> Vec<Error> {
         Cause::NotSupported(text()),
         Cause::InvalidValue(text()),
         Cause::NotPermitted(text()),
-        Cause::PeerGone(text()),
-        Cause::PeerFailed(text()),
         Cause::System {
             what: "reading code",
             error: gone(),

@@ -7,6 +7,8 @@ pub(crate) mod alloc;
 pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod device;
+#[cfg(target_os = "linux")]
+pub(crate) mod dma_buf;
 pub(crate) mod event;
 pub(crate) mod gdr;
 pub(crate) mod gpu_direct;

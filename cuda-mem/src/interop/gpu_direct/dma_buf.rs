@@ -119,7 +119,7 @@ pub(crate) fn descriptor(
     let table = context.driver().table();
     let _current = context.bind()?;
     // SAFETY: a context is current (R166), and the driver checks the range.
-    let descriptor = unsafe { raw::gpu_direct::dma_buf(table, (first, whole), over_pcie) }
+    let descriptor = unsafe { raw::dma_buf::export(table, (first, whole), over_pcie) }
         .map_err(|error| error.asked(|| format!("a dma-buf of {whole} bytes at {first:#x}")))?;
     Ok((descriptor, (address - first) as usize, whole))
 }

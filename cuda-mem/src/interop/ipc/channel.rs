@@ -16,7 +16,7 @@ use rustix::process::geteuid;
 use super::reply::Open;
 use super::returns::Returns;
 use super::socket::{self, SPACE, gone, system};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 
 /// Which processes are accepted at the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,9 +130,10 @@ impl Channel {
         let socket = socket()?;
         retry_on_intr(|| rustix::net::connect(&socket, &address(name)?)).map_err(|error| {
             match error {
-                Errno::CONNREFUSED => {
-                    Error::peer_gone(format!("nobody listens under the name {name:?}"))
-                }
+                Errno::CONNREFUSED => Error::new(
+                    ErrorKind::PeerGone,
+                    format!("nobody listens under the name {name:?}"),
+                ),
                 error => system("connecting a channel", error),
             }
         })?;

@@ -10,7 +10,7 @@ use super::pool::ImportedPool;
 use super::reply::{self, FAILED, Received};
 use super::returns::Return;
 use super::{registry, socket, wire};
-use crate::base::error::{Error, Failed, Result};
+use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::driver::device::Device;
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::pool::MemoryPool;
@@ -179,10 +179,13 @@ impl Channel {
         let found = self.returns.wait(number, || self.receive_return())?;
         match found.failure {
             None => Ok(()),
-            Some(words) => Err(Error::peer_failed(format!(
-                "the other process could not give the buffer back, and work of it may still use the \
+            Some(words) => Err(Error::new(
+                ErrorKind::PeerFailed,
+                format!(
+                    "the other process could not give the buffer back, and work of it may still use the \
                  memory; it says: {words}"
-            ))),
+                ),
+            )),
         }
     }
 

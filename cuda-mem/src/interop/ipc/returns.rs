@@ -98,7 +98,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::error::Error;
+    use crate::base::error::{Error, ErrorKind};
 
     /// Only a hang takes as long.
     const LIMIT: Duration = Duration::from_secs(10);
@@ -116,7 +116,7 @@ mod tests {
         match queue.recv() {
             Ok(0) => Err(Error::invalid("something else".to_owned())),
             Ok(number) => Ok(given_back(number)),
-            Err(_) => Err(Error::peer_gone("closed".to_owned())),
+            Err(_) => Err(Error::new(ErrorKind::PeerGone, "closed")),
         }
     }
 

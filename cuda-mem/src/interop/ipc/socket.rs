@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 
 /// The maximum size of one message, in bytes.
 pub(super) const MAX_BYTES: usize = 64 << 10;
@@ -59,7 +59,10 @@ pub(super) fn shut_down(socket: BorrowedFd<'_>) {
 
 #[cold]
 pub(super) fn gone() -> Error {
-    Error::peer_gone("the process at the other end of the channel is gone".to_owned())
+    Error::new(
+        ErrorKind::PeerGone,
+        "the process at the other end of the channel is gone",
+    )
 }
 
 #[cold]

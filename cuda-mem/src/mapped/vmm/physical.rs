@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CudaVersion, location_parts,
+    CUmemGenericAllocationHandle, CudaVersion,
 };
 
 use super::whole;
@@ -321,7 +321,7 @@ impl PhysicalMemory {
                 return Err(error);
             }
         };
-        let (kind, id) = location_parts(prop.location);
+        let (kind, id) = cuda_driver_sys::location_parts(prop.location);
         let inner = Inner {
             driver,
             raw,

@@ -41,11 +41,13 @@ pub(crate) trait ExternalOwner: Send + Sync {
     fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
 
     /// The number that identifies the loan to another process, if this is one.
+    #[cfg(target_os = "linux")]
     fn loan_number(&self) -> Option<u64> {
         None
     }
 
     /// Records why returning the memory to another process failed; `None` if it is being retried.
+    #[cfg(target_os = "linux")]
     fn note_failed_return(&self, _failure: Option<String>) {}
 
     /// The memory cannot be released, and there will be no further attempt.
