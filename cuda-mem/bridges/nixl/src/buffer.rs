@@ -68,7 +68,8 @@ pub fn leaked_bytes() -> u64 {
 ///
 /// # Lifetime
 ///
-/// Memory that NIXL may use cannot be freed. A buffer cannot be given to NIXL without its lifetime:
+/// Memory that NIXL may use cannot be freed. That nothing reaches it after a registration has ended is NIXL's promise, on
+/// which this type relies. A buffer cannot be registered without its knowledge:
 ///
 /// ```compile_fail,E0277
 /// # fn example(agent: nixl_sys::Agent, buffer: cuda_mem_nixl::Buffer<u8>) {
@@ -123,6 +124,7 @@ impl<T: Pod> Buffer<T> {
     /// [`DeviceNotGpuDirect`](crate::Error::DeviceNotGpuDirect), [`SeveralPieces`](crate::Error::SeveralPieces),
     /// [`NotDeviceMemory`](crate::Error::NotDeviceMemory), [`NoBytes`](crate::Error::NoBytes); otherwise any driver error. A
     /// driver that is too old to tell whether network cards reach the memory refuses nothing here; NIXL does then.
+    #[allow(clippy::result_large_err, reason = "the memory comes back")]
     pub fn new(memory: DeviceBuffer<T>) -> Result<Self, Refused<DeviceBuffer<T>>> {
         match reach::device_for_network_card(&memory) {
             Ok(device) => Ok(Self::on_device(memory, device, true)),
@@ -150,6 +152,7 @@ impl<T: Pod> Buffer<T> {
     /// # let _ = buffer;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[allow(clippy::result_large_err, reason = "the memory comes back")]
     pub fn without_network_card(memory: DeviceBuffer<T>) -> Result<Self, Refused<DeviceBuffer<T>>> {
         match reach::device_of(&memory) {
             Ok(device) => Ok(Self::on_device(memory, device, false)),
@@ -229,10 +232,14 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Safety
     ///
-    /// nixl-sys keeps addresses without lifetimes. As long as the borrow lasts, whatever becomes of the descriptor, NIXL may use
-    /// the memory through it; **before the borrow ends**, every transfer made of it must be complete or its request
-    /// dropped, and so must every handle of `Agent::register_memory` and every view of the memory. NIXL must not write to the
-    /// memory through it.
+    /// nixl-sys keeps addresses without lifetimes, so the caller must ensure that, **before the borrow ends**, also if the
+    /// descriptor or a list of it is leaked:
+    ///
+    /// - every transfer that was made of it, of its parts or copies has ended: NIXL has said that it is complete. Dropping the
+    ///   request of a transfer that runs is not enough: NIXL only asks for its end;
+    /// - every registration (`Agent::register_memory`), prepared list and view that was made of it has ended.
+    ///
+    /// NIXL must not write to the memory through it.
     pub unsafe fn descriptor(&self) -> Result<Descriptor<'_, T>> {
         self.synchronize()?;
         Ok(Descriptor::new(self.memory.as_slice(), self.device))
@@ -269,8 +276,8 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     ///
-    /// Any driver error; [`NotSupported`](cuda_mem::ErrorKind::NotSupported) if the device does not order the writes of network
-    /// cards, and the host cannot flush them.
+    /// Any driver error; [`NotSupported`](cuda_mem::ErrorKind::NotSupported) if network cards may have written, the device does not
+    /// order their writes, and the host cannot flush them, as with drivers before CUDA 11.3.
     pub fn memory(&self) -> Result<DeviceSlice<'_, T>> {
         self.flush()?;
         Ok(self.memory.as_slice())

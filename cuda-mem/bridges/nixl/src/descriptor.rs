@@ -51,7 +51,7 @@ impl<'a, T: Pod> Descriptor<'a, T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let memory = self.memory.clone().slice(range)?;
+        let memory = self.memory.slice(range)?;
         if memory.size_bytes() == 0 {
             return Err(Error::NoBytes);
         }
@@ -75,8 +75,8 @@ impl<T: Pod + Send + Sync> NixlDescriptor for Descriptor<'_, T> {
         MemType::Vram
     }
 
-    /// The number of the CUDA device, as this process counts them. NIXL's UCX backend compares it with what the driver says
-    /// about the address.
+    /// The number of the CUDA device that the memory is on, as this process counts them. Backends of NIXL compare it with what
+    /// the driver says about the address, and refuse another.
     fn device_id(&self) -> u64 {
         self.device.into()
     }

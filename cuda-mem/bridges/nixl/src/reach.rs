@@ -53,14 +53,15 @@ fn ordinal(info: &PointerInfo) -> u32 {
 }
 
 fn why_not(driver: Driver, info: &PointerInfo) -> Result<Error> {
+    if info.pool.is_some() {
+        return Ok(Error::PoolMemory);
+    }
     let ordinal = ordinal(info);
     let offers = driver.device(ordinal as usize)?.gpu_direct()?;
-    Ok(if !offers.rdma && !offers.rdma_with_mapped_memory {
-        Error::DeviceNotGpuDirect { ordinal }
-    } else if info.pool.is_some() {
-        Error::PoolMemory
-    } else {
+    Ok(if offers.rdma || offers.rdma_with_mapped_memory {
         Error::NotGpuDirect
+    } else {
+        Error::DeviceNotGpuDirect { ordinal }
     })
 }
 

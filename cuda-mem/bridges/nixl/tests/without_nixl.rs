@@ -212,6 +212,10 @@ fn memory_without_gpu_direct_is_refused() -> Result<()> {
     ensure!(matches!(refused.error, Error::NotGpuDirect));
     let text = refused.to_string();
     ensure!(text.contains("gpu_direct_rdma(true)"), "{text}");
+    // The usual arena has such memory.
+    let arena = Arena::builder(&device).build()?;
+    let part = self::refused(arena.alloc::<u8>(&stream, 1000)?)?;
+    ensure!(matches!(part.error, Error::NotGpuDirect));
     Ok(())
 }
 
@@ -282,14 +286,12 @@ fn a_descriptor_waits_for_the_stream() -> Result<()> {
     let mut buffer = Buffer::new(collective(&stream, 100)?)?;
     let done = hold_up(&stream)?;
     // SAFETY: nothing is transferred.
-    let descriptor = unsafe { buffer.descriptor_mut() }?;
+    let _ = unsafe { buffer.descriptor_mut() }?;
     ensure!(done.load(Ordering::SeqCst), "it did not wait");
-    drop(descriptor);
     let done = hold_up(&stream)?;
     // SAFETY: nothing is transferred.
-    let descriptor = unsafe { buffer.descriptor() }?;
+    let _ = unsafe { buffer.descriptor() }?;
     ensure!(done.load(Ordering::SeqCst), "it did not wait");
-    drop(descriptor);
     let done = hold_up(&stream)?;
     buffer.synchronize()?;
     ensure!(done.load(Ordering::SeqCst), "it did not wait");
