@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytemuck::Pod;
 use cuda_mem::base::is_forked;
 use cuda_mem::interop::FlushScope;
-use cuda_mem::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
+use cuda_mem::{DeviceBuffer, DeviceSlice, DeviceSliceMut, ErrorKind, Stream};
 use nixl_sys::{Agent, OptArgs};
 
 use crate::descriptor::Descriptor;
-use crate::error::{Refused, Result};
+use crate::error::{Error, Refused, Result};
 use crate::reach;
 use crate::registrations::Registrations;
 
@@ -241,7 +241,9 @@ impl<T: Pod> Buffer<T> {
     ///
     /// NIXL must not write to the memory through it.
     pub unsafe fn descriptor(&self) -> Result<Descriptor<'_, T>> {
-        self.synchronize()?;
+        // Readers on other streams may go on.
+        self.memory.as_slice().wait_for_pending_uses()?;
+        self.stream().synchronize()?;
         Ok(Descriptor::new(self.memory.as_slice(), self.device))
     }
 
@@ -261,14 +263,15 @@ impl<T: Pod> Buffer<T> {
         Ok(Descriptor::new(self.memory.as_slice(), self.device))
     }
 
-    /// Waits on the host until everything that was submitted to the memory's stream is done. Afterwards another agent may be
+    /// Waits on the host until everything that was submitted to the memory's stream is done, and uses on other streams that
+    /// it has to wait for. Afterwards another agent may be
     /// told that it can read or write the memory.
     ///
     /// # Errors
     ///
     /// Any driver error, including faults of that work.
-    pub fn synchronize(&self) -> Result<()> {
-        self.memory.as_slice().wait_for_pending_uses()?;
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.memory.wait_for_pending_uses()?;
         Ok(self.stream().synchronize()?)
     }
 
@@ -294,15 +297,20 @@ impl<T: Pod> Buffer<T> {
         Ok(self.memory.as_mut_slice())
     }
 
-    /// Ends all registrations, and returns the memory.
+    /// Ends all registrations, and returns the memory. What network cards have written is flushed as for
+    /// [`memory`](Self::memory); where the host cannot do that, the memory comes back without, and a stream's memory operations
+    /// have to flush.
     ///
     /// # Errors
     ///
-    /// As [`deregister`](Self::deregister) and [`memory`](Self::memory), with the buffer.
+    /// As [`deregister`](Self::deregister), and any driver error, with the buffer.
     #[allow(clippy::result_large_err, reason = "the buffer comes back")]
     pub fn into_memory(mut self) -> Result<DeviceBuffer<T>, Refused<Self>> {
-        if let Err(error) = self.deregister().and_then(|()| self.flush()) {
-            return Err(Refused::new(error, self));
+        match self.deregister().and_then(|()| self.flush()) {
+            Ok(()) => {}
+            // Nothing else could get the memory out.
+            Err(Error::CudaMem(error)) if error.kind() == ErrorKind::NotSupported => {}
+            Err(error) => return Err(Refused::new(error, self)),
         }
         let mut this = ManuallyDrop::new(self);
         drop(mem::take(&mut this.registrations));

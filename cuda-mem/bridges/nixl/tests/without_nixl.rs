@@ -61,6 +61,10 @@ const TESTS: &[Test] = &[
         "a_descriptor_waits_for_the_stream",
         a_descriptor_waits_for_the_stream,
     ),
+    (
+        "a_writer_waits_for_leaked_readers",
+        a_writer_waits_for_leaked_readers,
+    ),
     ("the_memory_comes_back", the_memory_comes_back),
 ];
 
@@ -154,10 +158,11 @@ fn a_descriptor_names_the_second_device() -> Result<()> {
         .build(4000)?
         .into_buffer::<u32>(&first, 1000)?;
     let mut buffer = Buffer::new(memory.into_buffer())?;
-    // SAFETY: nothing is transferred.
-    ensure!(unsafe { buffer.descriptor_mut() }?.device_id() == 1);
     buffer.memory_mut()?.fill(3)?;
     ensure!(buffer.memory()?.to_vec()? == [3; 1000]);
+    // SAFETY: nothing is transferred.
+    ensure!(unsafe { buffer.descriptor_mut() }?.device_id() == 1);
+    ensure!(buffer.into_memory()?.to_vec()? == [3; 1000]);
     Ok(())
 }
 
@@ -294,6 +299,18 @@ fn a_descriptor_waits_for_the_stream() -> Result<()> {
     ensure!(done.load(Ordering::SeqCst), "it did not wait");
     let done = hold_up(&stream)?;
     buffer.synchronize()?;
+    ensure!(done.load(Ordering::SeqCst), "it did not wait");
+    Ok(())
+}
+
+fn a_writer_waits_for_leaked_readers() -> Result<()> {
+    let (_, context, stream) = machine()?;
+    let other = context.stream()?;
+    let mut buffer = Buffer::new(collective(&stream, 100)?)?;
+    let done = hold_up(&other)?;
+    std::mem::forget(buffer.memory()?.read_on(&other)?);
+    // SAFETY: nothing is transferred.
+    let _ = unsafe { buffer.descriptor_mut() }?;
     ensure!(done.load(Ordering::SeqCst), "it did not wait");
     Ok(())
 }
