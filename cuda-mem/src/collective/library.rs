@@ -182,7 +182,7 @@ impl UniqueId {
     /// Its bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 128] {
-        self.0.internal.map(|byte| byte as u8)
+        self.0.internal.map(|byte| byte as _)
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) fn wrong(env: &Environment) -> Result<()> {
         let (_, bytes) = handle(env, shared);
         Ok(name(open(env, bytes).0))
     });
-    for (part, byte) in [("zeroes", 0), ("ones", -1)] {
+    for (part, byte) in [("zeroes", 0), ("ones", !0)] {
         env.alone(part, || {
             let handle = CUipcEventHandle_st {
                 reserved: [byte; 64],
@@ -92,7 +92,7 @@ pub(crate) fn wrong(env: &Environment) -> Result<()> {
                     0 | 1 => other.wire.wait()?,
                     2 => other.kill(),
                     3 => handle.reserved[32..].fill(0),
-                    _ => handle.reserved[0] ^= -1,
+                    _ => handle.reserved[0] ^= !0,
                 }
                 let (code, event) = open(env, handle);
                 env.code(part, code);

@@ -163,14 +163,14 @@ impl Wire {
         let mut handle = CUipcEventHandle::default();
         let code = cu!(env, cuIpcGetEventHandle(&raw mut handle, event));
         env.fine("cuIpcGetEventHandle", code)?;
-        let bytes = handle.reserved.map(i8::cast_unsigned);
+        let bytes: [u8; 64] = handle.reserved.map(|byte| byte as _);
         self.send_with(&bytes, None)
     }
 
     pub(crate) fn take_event_handle(&self) -> Result<CUipcEventHandle> {
         let (bytes, _) = self.receive_with()?;
         let bytes: [u8; 64] = bytes.try_into().ok().context("64 bytes")?;
-        let reserved = bytes.map(u8::cast_signed);
+        let reserved = bytes.map(|byte| byte as _);
         Ok(CUipcEventHandle_st { reserved })
     }
 

@@ -73,7 +73,7 @@ pub(crate) fn init(
         let driver = driver()?;
         let (context, device) = driver.current()?;
         let loaded = launch::load(driver, context)?;
-        let id: Id = id.internal.map(|byte| byte as u8);
+        let id: Id = id.internal.map(|byte| byte as _);
         let mut state = state();
         let Some(&clique) = state.ids.get(&id) else {
             let words = "the unique id is not of this library, or its ranks are all gone";

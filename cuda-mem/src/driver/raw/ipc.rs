@@ -119,7 +119,7 @@ pub(crate) unsafe fn export_event(table: &Table, event: CUevent) -> Result<[u8; 
     let mut handle = CUipcEventHandle { reserved: [0; 64] };
     // SAFETY: `handle` is valid for a write of the struct.
     unsafe { call!(table, cuIpcGetEventHandle(&raw mut handle, event)) }?;
-    Ok(handle.reserved.map(|byte| byte as u8))
+    Ok(handle.reserved.map(|byte| byte as _))
 }
 
 /// # Safety

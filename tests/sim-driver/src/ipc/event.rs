@@ -4,6 +4,7 @@
 //! Measured: a waiter waits for a number; a later record in another stream that is reached earlier also ends the wait.
 
 use std::collections::hash_map::Entry;
+use std::ffi::c_char;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
@@ -176,13 +177,13 @@ impl Handle {
         let bytes = bytes.chain(self.identity.to_le_bytes());
         let mut handle = CUipcEventHandle::default();
         for (place, byte) in handle.reserved.iter_mut().zip(bytes) {
-            *place = byte.cast_signed();
+            *place = byte as c_char;
         }
         handle
     }
 
     fn read(handle: &CUipcEventHandle) -> Option<Self> {
-        let bytes = handle.reserved.map(i8::cast_unsigned);
+        let bytes: [u8; 64] = handle.reserved.map(|byte| byte as _);
         let word = |at: usize| bytes[at..][..4].try_into().map_or(0, u32::from_le_bytes);
         (word(0) == MAGIC).then(|| Self {
             process: word(4),

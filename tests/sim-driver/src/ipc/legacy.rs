@@ -1,6 +1,6 @@
 //! Legacy sharing without pools: only enough of it to report that pool memory cannot be shared that way.
 
-use std::ffi::c_uint;
+use std::ffi::{c_char, c_uint};
 
 use cuda_driver_sys::{CUdeviceptr, CUipcMemHandle, CUresult};
 
@@ -38,7 +38,7 @@ exports! {
         let mut handle = CUipcMemHandle::default();
         let bytes = MAGIC.into_iter().chain(std::process::id().to_le_bytes());
         for (place, byte) in handle.reserved.iter_mut().zip(bytes) {
-            *place = byte.cast_signed();
+            *place = byte as c_char;
         }
         out.write(handle)
     }
@@ -48,11 +48,11 @@ exports! {
     ) {
         out.required()?;
         state()?.current()?;
-        let is_ours = handle.reserved.iter().zip(MAGIC).all(|(a, b)| a.cast_unsigned() == b);
-        let process = handle.reserved[4..8].iter().map(|byte| byte.cast_unsigned());
+        let is_ours = handle.reserved.iter().zip(MAGIC).all(|(a, b)| *a == b as c_char);
+        let own = std::process::id().to_le_bytes().map(|byte| byte as c_char);
         Err(if !is_ours {
             INVALID_VALUE
-        } else if process.eq(std::process::id().to_le_bytes()) {
+        } else if handle.reserved[4..8] == own {
             CUresult::CUDA_ERROR_INVALID_CONTEXT
         } else {
             CUresult::CUDA_ERROR_NOT_SUPPORTED
