@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::nccl::NCCL_UNIQUE_ID_BYTES;
+use cuda_sim_support::clock::monotonic_ns;
 
 use crate::clique::Clique;
 use crate::communicator::RankComm;
@@ -61,19 +62,6 @@ pub(crate) fn wait_until(state: Locked, mut is_done: impl FnMut(&mut State) -> b
 pub(crate) fn new_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Now, on the clock that the driver uses for launches.
-fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is valid for a write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
 }
 
 impl State {

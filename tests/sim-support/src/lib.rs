@@ -7,6 +7,7 @@
 
 #![cfg(target_os = "linux")]
 
+pub mod clock;
 #[cfg(target_pointer_width = "64")]
 pub mod elf;
 pub mod find;

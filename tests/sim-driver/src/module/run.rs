@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUresult;
+use cuda_sim_support::clock::monotonic_ns;
 
 use super::model::ModelCall;
 use super::variable::Placed;
@@ -25,19 +26,6 @@ use crate::reach::{Reach, Reported};
 use crate::sanitizer::{Access, UnorderedFrees};
 use crate::state::state;
 use crate::vmm;
-
-/// Now, on the clock that all programs and libraries of a process share.
-fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is valid for a write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
-}
 
 /// A submitted launch of a model.
 #[derive(Debug)]
