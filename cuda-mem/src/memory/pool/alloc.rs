@@ -17,7 +17,8 @@ impl Pool {
         if bytes == 0 || bytes >= TOO_MUCH {
             return self.answer_for_the_driver(stream, bytes);
         }
-        if self.may_lose_writes() {
+        let may_lose_writes = self.may_lose_writes();
+        if may_lose_writes {
             self.refuse_captured(stream)?;
         }
         stream.release_deferred();
@@ -31,7 +32,7 @@ impl Pool {
         if !self.is_in_reach(place) {
             self.reached_or_free(address, stream)?;
         }
-        if self.may_lose_writes() {
+        if may_lose_writes {
             return self.renewed(address, bytes, stream);
         }
         Ok(address)
