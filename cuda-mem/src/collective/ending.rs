@@ -125,7 +125,7 @@ impl Inner {
         };
         ledger::remove(&self.item(raw));
         let _current = self.context.bind()?;
-        // SAFETY: it was live, and nobody has it any more.
+        // SAFETY: it was live when it was taken from the state, so no other call can use it.
         unsafe { raw::nccl::abort(self.table(), raw) }
     }
 
@@ -153,7 +153,7 @@ impl Inner {
         }
         ledger::remove(&self.item(raw));
         let _current = self.context.bind()?;
-        // SAFETY: it was live, and nobody has it any more.
+        // SAFETY: as in `abort_raw`.
         unsafe { raw::nccl::destroy(self.table(), raw) }
     }
 

@@ -55,7 +55,7 @@ pub fn leaked_bytes() -> u64 {
 /// NIXL knows nothing of streams: it reads and writes at once. So [`register`](Self::register),
 /// [`descriptor`](Self::descriptor) and [`descriptor_mut`](Self::descriptor_mut) wait on the host until the memory's stream has
 /// done everything before. Work that is submitted later has to be waited for again, with [`synchronize`](Self::synchronize), before
-/// another agent is told that it may read.
+/// you let another agent read it.
 ///
 /// [`memory`](Self::memory) and [`memory_mut`](Self::memory_mut) flush what a network card may have written, if the device needs
 /// that, so that work submitted afterwards sees it. Take them again after each transfer.
@@ -264,8 +264,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Waits on the host until everything that was submitted to the memory's stream is done, and uses on other streams that
-    /// it has to wait for. Afterwards another agent may be
-    /// told that it can read or write the memory.
+    /// it has to wait for. Afterwards you may let another agent read or write the memory.
     ///
     /// # Errors
     ///

@@ -45,7 +45,7 @@
 //! # What was tried
 //!
 //! Nothing here has run with NIXL itself, or with a network card. The tests use the simulated driver and a small stand-in for
-//! NIXL's library, which notes what it is told and transfers nothing.
+//! NIXL's library, which records its calls and transfers nothing.
 //!
 //! # What stays unsafe
 //!

@@ -1,4 +1,4 @@
-//! Registrations, with a stand-in for NIXL's library that notes what it is told: what is registered, when, and that it ends
+//! Registrations, with a stand-in for NIXL's library that records its calls: what is registered, when, and that it ends
 //! before the memory does. Shows nothing about NIXL itself. Runs on a GPU if there is one, and otherwise on the simulated driver.
 
 #[path = "../common/mod.rs"]
