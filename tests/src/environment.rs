@@ -223,6 +223,13 @@ impl Environment {
     }
 }
 
+/// Bytes of a page of the host.
+pub(crate) fn host_page() -> usize {
+    // SAFETY: no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page).unwrap_or(4096)
+}
+
 /// How many streams a GPU is asked for before the first test gets one; 128 without it.
 const STREAMS: &str = "CUDA_MEM_TEST_STREAMS";
 

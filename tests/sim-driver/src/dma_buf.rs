@@ -7,14 +7,12 @@ use cuda_driver_sys::{
     CUdeviceptr, CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum,
     CUmemRangeHandleType_enum, CUresult,
 };
+use cuda_sim_support::page::host_page;
 
 use crate::export::{Answer, INVALID_VALUE, Value, exports};
 use crate::ipc::anonymous_file;
 use crate::pieces::reopen;
 use crate::state::{State, state};
-
-/// A host page.
-const PAGE: u64 = 4096;
 
 /// Requests access over PCIe even where there is a better path.
 const OVER_PCIE: c_ulonglong = 1;
@@ -54,7 +52,7 @@ exports! {
         if kind != CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(INVALID_VALUE);
         }
-        if !start.is_multiple_of(PAGE) || !(len as u64).is_multiple_of(PAGE) {
+        if !start.is_multiple_of(host_page()) || !(len as u64).is_multiple_of(host_page()) {
             return Err(INVALID_VALUE);
         }
         let mut state = state()?;

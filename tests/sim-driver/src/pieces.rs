@@ -235,7 +235,8 @@ mod tests {
     use super::*;
     use crate::memory::Mapping;
 
-    const PAGE: u64 = 4096;
+    /// As large as that of any host.
+    const PAGE: u64 = 64 << 10;
 
     /// The first byte of a page of the memory behind a descriptor.
     fn byte(file: &OwnedFd, page: u64) -> u8 {

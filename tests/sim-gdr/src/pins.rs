@@ -11,14 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::gdr::{
     GDR_PIN_FLAG_DEFAULT, GDR_PIN_FLAG_FORCE_PCIE, GPU_PAGE_SIZE, gdr_info_v2_t, gdr_mapping_type_t,
 };
+use cuda_sim_support::page::host_page;
 
 use crate::driver::{Driver, Part};
 use crate::export::Answer;
 use crate::knobs::Knobs;
 use crate::window::Window;
-
-/// A host page.
-const HOST_PAGE: u64 = 4096;
 
 const NONE: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE;
 const WC: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_WC;
@@ -117,7 +115,7 @@ impl Pin {
     fn range_to_map(&self, size: u64) -> Answer<(u64, u64)> {
         let offset = self.asked.0 - self.start;
         let len = size
-            .checked_next_multiple_of(HOST_PAGE)
+            .checked_next_multiple_of(host_page())
             .ok_or(libc::EINVAL)?;
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         // Both a mapping by the module and a file mapping must start at a page.
@@ -192,7 +190,11 @@ pub(crate) fn pin(
     if !is_known || is_forbidden || asked.0 == 0 {
         return Err(libc::EINVAL);
     }
-    let page = if is_dma_buf { HOST_PAGE } else { GPU_PAGE_SIZE };
+    let page = if is_dma_buf {
+        host_page()
+    } else {
+        GPU_PAGE_SIZE
+    };
     let (start, len) = pages(asked.0, asked.1, page)?;
     let kind = match (is_dma_buf, is_coherent) {
         _ if forces_pcie => WC,
@@ -287,7 +289,7 @@ pub(crate) fn map(
 pub(crate) fn unmap(owner: usize, handle: c_ulong, base: u64, size: usize) -> Answer {
     let mut table = table();
     let pin = table.pin(owner, handle)?;
-    let len = (size as u64).checked_next_multiple_of(HOST_PAGE);
+    let len = (size as u64).checked_next_multiple_of(host_page());
     let window = pin.window.ok_or(libc::EINVAL)?;
     if window.base != base || Some(window.len) != len {
         return Err(libc::EINVAL);
@@ -320,7 +322,11 @@ pub(crate) fn info(owner: usize, handle: c_ulong) -> Answer<gdr_info_v2_t> {
     Ok(gdr_info_v2_t {
         va: pin.start,
         mapped_size: pin.len,
-        page_size: if is_dma_buf { HOST_PAGE } else { GPU_PAGE_SIZE } as u32,
+        page_size: if is_dma_buf {
+            host_page()
+        } else {
+            GPU_PAGE_SIZE
+        } as u32,
         tm_cycles: u64::from(time) * 1000,
         cycles_per_ms: time * 1_000_000,
         bits: u32::from(kind != NONE) | u32::from(kind == WC) << 1,

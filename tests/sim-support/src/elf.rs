@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use libc::{Elf64_Phdr, Elf64_Sym};
 
+use crate::page::host_page;
+
 const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
@@ -168,9 +170,7 @@ fn pointer<T>(address: u64) -> *mut T {
 
 /// The pages that overlap a range.
 fn pages(range: Range<u64>) -> Range<u64> {
-    // SAFETY: no preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let page = u64::try_from(page).unwrap_or(4096);
+    let page = host_page();
     range.start / page * page..range.end.next_multiple_of(page)
 }
 

@@ -11,4 +11,5 @@ pub mod clock;
 #[cfg(target_pointer_width = "64")]
 pub mod elf;
 pub mod find;
+pub mod page;
 pub mod settings;

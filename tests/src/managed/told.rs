@@ -5,7 +5,7 @@ use cuda_mem::driver::Location;
 use cuda_mem::mapped::{Advice, ManagedBuffer, RangeInfo};
 
 use super::{LARGE, large, need_concurrent};
-use crate::environment::Environment;
+use crate::environment::{Environment, host_page};
 use crate::forks::ends_well;
 
 /// Nothing was told, but where it was sent.
@@ -91,8 +91,8 @@ fn a_part_is_told_of_alone(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_page_is_told_of_as_a_whole(env: &Environment) -> Result<()> {
     let buffer = large(env)?;
-    // The smallest page that a host has, in the middle of the buffer, and two bytes beyond its ends.
-    let (begin, end) = (LARGE / 2, LARGE / 2 + 4096);
+    // In the middle of the buffer, and two bytes beyond its ends.
+    let (begin, end) = (LARGE / 2, LARGE / 2 + host_page());
     buffer
         .range(begin + 5..begin + 6)?
         .advise(Advice::ReadMostly)?;

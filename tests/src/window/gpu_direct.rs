@@ -10,10 +10,7 @@ use cuda_mem::memory::DirectResource;
 use cuda_mem::{ErrorKind, Resource};
 
 use super::{mapped, memory};
-use crate::environment::{Backend, Environment, Skip};
-
-/// A page of any host that this runs on.
-const PAGE: usize = 4096;
+use crate::environment::{Backend, Environment, Skip, host_page};
 
 #[apply(case)]
 fn a_device_says_what_it_offers(env: &Environment) -> Result<()> {
@@ -48,10 +45,10 @@ fn a_dma_buf_is_as_long_as_its_pages(env: &Environment) -> Result<()> {
         ("pooled", &pooled),
     ] {
         let shown = buffer.export_dma_buf()?;
-        let whole = (shown.offset() + buffer.size_bytes()).next_multiple_of(PAGE);
+        let whole = (shown.offset() + buffer.size_bytes()).next_multiple_of(host_page());
         ensure!(shown.size_bytes() == whole, "{what}: {shown:?}");
         ensure!(
-            buffer.as_raw() as usize % PAGE == shown.offset(),
+            buffer.as_raw() as usize % host_page() == shown.offset(),
             "{what}: {shown:?}"
         );
         // SAFETY: the descriptor is open, and this call only reads.

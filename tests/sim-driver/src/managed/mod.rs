@@ -23,9 +23,6 @@ use crate::state::{State, state};
 const ATTACH_GLOBAL: c_uint = 1;
 const ATTACH_HOST: c_uint = 2;
 
-/// A page of the host: what advice, prefetches and discards are about.
-const PAGE: u64 = 4096;
-
 /// `CU_DEVICE_CPU`: the host, as the device number of the older functions.
 const CPU: c_int = -1;
 

@@ -2,7 +2,8 @@
 //! afterwards does not reach the host, until the page is prefetched or discarded, or the host has written it. Here it
 //! does, but it is reported.
 
-use super::PAGE;
+use cuda_sim_support::page::host_page;
+
 use crate::copy::Side;
 use crate::pool::Runs;
 use crate::state::State;
@@ -18,15 +19,15 @@ pub(crate) struct Released {
 
 /// The pages that a range touches.
 fn touched(start: u64, len: u64) -> (u64, u64) {
-    let first = start - start % PAGE;
-    (first, (start + len).next_multiple_of(PAGE) - first)
+    let first = start - start % host_page();
+    (first, (start + len).next_multiple_of(host_page()) - first)
 }
 
 /// The pages within a range.
 fn within(start: u64, len: u64) -> (u64, u64) {
-    let first = start.next_multiple_of(PAGE);
+    let first = start.next_multiple_of(host_page());
     let end = start + len;
-    (first, (end - end % PAGE).saturating_sub(first))
+    (first, (end - end % host_page()).saturating_sub(first))
 }
 
 impl Released {
@@ -107,19 +108,19 @@ mod tests {
     #[test]
     fn only_what_was_on_a_device_is_lost_and_a_discard_takes_whole_pages() {
         let mut released = Released::default();
-        released.bring(100, 2 * PAGE);
-        released.release(0, 10 * PAGE);
-        assert_eq!(lost(&released), [(0, 3 * PAGE)]);
-        released.discard(0, 2 * PAGE + 5);
-        assert_eq!(lost(&released), [(2 * PAGE, PAGE)]);
-        released.discard(2 * PAGE + 1, PAGE);
-        assert_eq!(lost(&released), [(2 * PAGE, PAGE)]);
-        released.bring(2 * PAGE + 1, 1);
+        released.bring(100, 2 * host_page());
+        released.release(0, 10 * host_page());
+        assert_eq!(lost(&released), [(0, 3 * host_page())]);
+        released.discard(0, 2 * host_page() + 5);
+        assert_eq!(lost(&released), [(2 * host_page(), host_page())]);
+        released.discard(2 * host_page() + 1, host_page());
+        assert_eq!(lost(&released), [(2 * host_page(), host_page())]);
+        released.bring(2 * host_page() + 1, 1);
         assert_eq!(lost(&released), []);
-        released.release(3 * PAGE, PAGE);
+        released.release(3 * host_page(), host_page());
         assert_eq!(lost(&released), []);
-        released.end(0, 10 * PAGE);
-        released.release(0, 10 * PAGE);
+        released.end(0, 10 * host_page());
+        released.release(0, 10 * host_page());
         assert_eq!(lost(&released), []);
     }
 }

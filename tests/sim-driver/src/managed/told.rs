@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 
 use cuda_driver_sys::{CU_DEVICE_CPU, CU_DEVICE_INVALID, CUmemLocationType};
+use cuda_sim_support::page::host_page;
 
-use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT, PAGE};
+use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT};
 
 /// A kind of location and its number.
 pub(super) type Spot = (CUmemLocationType, c_int);
@@ -27,8 +28,8 @@ pub(crate) struct Hearsay(BTreeMap<u64, (u64, Told)>);
 /// The pages that a range affects. Measured: the start is rounded down and the length up, so a range that crosses a
 /// page boundary may affect only the first page.
 fn pages(start: u64, len: u64) -> (u64, u64) {
-    let first = start / PAGE;
-    (first, first + len.div_ceil(PAGE))
+    let first = start / host_page();
+    (first, first + len.div_ceil(host_page()))
 }
 
 impl Hearsay {
@@ -84,7 +85,7 @@ impl Hearsay {
 
     /// The memory is freed. A guess: small blocks that share pages leave their advice to later ones.
     pub(crate) fn end(&mut self, start: u64, len: u64) {
-        let whole = len + start % PAGE;
+        let whole = len + start % host_page();
         self.tell(start, whole, |told| *told = Told::default());
     }
 }
@@ -121,19 +122,27 @@ mod tests {
     #[test]
     fn pages_are_told_of_as_a_whole_and_told_apart() {
         let mut hearsay = Hearsay::default();
-        hearsay.tell(2 * PAGE + 1, PAGE + 1, |told| told.read_mostly = true);
-        assert_eq!(reads(&hearsay, 2 * PAGE, 2 * PAGE), [true]);
-        assert_eq!(reads(&hearsay, PAGE, 4 * PAGE), [false, true, false]);
-        assert_eq!(reads(&hearsay, 3 * PAGE + 7, 1), [true]);
-        hearsay.tell(3 * PAGE, 1, |told| told.preferred = Some(NODE));
-        assert_eq!(reads(&hearsay, 2 * PAGE, 2 * PAGE), [true, true]);
+        hearsay.tell(2 * host_page() + 1, host_page() + 1, |told| {
+            told.read_mostly = true
+        });
+        assert_eq!(reads(&hearsay, 2 * host_page(), 2 * host_page()), [true]);
+        assert_eq!(
+            reads(&hearsay, host_page(), 4 * host_page()),
+            [false, true, false]
+        );
+        assert_eq!(reads(&hearsay, 3 * host_page() + 7, 1), [true]);
+        hearsay.tell(3 * host_page(), 1, |told| told.preferred = Some(NODE));
+        assert_eq!(
+            reads(&hearsay, 2 * host_page(), 2 * host_page()),
+            [true, true]
+        );
         let preferred = |start, len| common(&hearsay.of(start, len), |told| told.preferred);
-        assert_eq!(preferred(3 * PAGE, PAGE), Some(NODE));
-        assert_eq!(preferred(2 * PAGE, 2 * PAGE), None);
-        assert_eq!(preferred(3 * PAGE, 2 * PAGE), None);
-        hearsay.tell(0, 10 * PAGE, |told| told.read_mostly = false);
+        assert_eq!(preferred(3 * host_page(), host_page()), Some(NODE));
+        assert_eq!(preferred(2 * host_page(), 2 * host_page()), None);
+        assert_eq!(preferred(3 * host_page(), 2 * host_page()), None);
+        hearsay.tell(0, 10 * host_page(), |told| told.read_mostly = false);
         assert_eq!(hearsay.0.len(), 1);
-        hearsay.end(3 * PAGE, 1);
+        hearsay.end(3 * host_page(), 1);
         assert!(hearsay.0.is_empty());
     }
 

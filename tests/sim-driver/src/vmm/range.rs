@@ -6,15 +6,13 @@ use cuda_driver_sys::{
     CUdeviceptr, CUmemAccessDesc, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
     CUresult, location_parts,
 };
+use cuda_sim_support::page::host_page;
 
 use super::place::is_host;
 use super::{Addresses, Bytes, PhysicalId, Place, READ, READ_AND_WRITE, View, granularity};
 use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
-
-/// A host page.
-const PAGE: u64 = 4096;
 
 /// No address space has room for this size.
 const TOO_LARGE: u64 = 1 << 47;
@@ -34,7 +32,7 @@ fn whole_granules(start: u64, len: usize) -> Answer<u64> {
 impl State {
     fn reserve(&mut self, len: usize, align: usize, hint: u64) -> Answer<u64> {
         let (len, align) = (len as u64, align as u64);
-        let is_aligned = len.is_multiple_of(granularity()) && hint.is_multiple_of(PAGE);
+        let is_aligned = len.is_multiple_of(granularity()) && hint.is_multiple_of(host_page());
         if len == 0 || !is_aligned || align != 0 && !align.is_power_of_two() {
             return Err(INVALID_VALUE);
         }

@@ -7,13 +7,13 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd};
 
 use cuda_driver_sys::*;
+use cuda_sim_support::page::host_page;
 
 use crate::apart::{call, child_of, load};
 use crate::harness::{INVALID_VALUE, MIB, OK};
 use crate::vmm::{NOT_SUPPORTED, STEP};
 
 const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
-const PAGE: u64 = 4096;
 const VERSION: &str = "CUDA_SIM_DRIVER_VERSION";
 const NEW: (&str, &str) = (VERSION, "13030");
 
@@ -166,10 +166,10 @@ fn an_older_driver_gives_what_the_host_cannot_map() {
             let at = plain(table, 4 * MIB);
             let file = export(table, at, 64 << 10, 0).expect("a dma-buf");
             for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-                assert!(Window::try_new(&file, PAGE, access).is_none());
+                assert!(Window::try_new(&file, host_page(), access).is_none());
             }
-            assert_eq!(refusal(export(table, at, PAGE, 1)), NOT_SUPPORTED);
-            assert_eq!(refusal(export(table, at, PAGE, 2)), INVALID_VALUE);
+            assert_eq!(refusal(export(table, at, host_page(), 1)), NOT_SUPPORTED);
+            assert_eq!(refusal(export(table, at, host_page(), 2)), INVALID_VALUE);
         },
     );
 }
@@ -195,7 +195,7 @@ fn a_newer_driver_lets_host_and_device_see_the_same_bytes() {
             again.set(9, 1);
             assert_eq!(window.get(9), 1);
             // Beside it another piece; across it none, until nobody has it any more.
-            let beside = self::window(table, part + (64 << 10), PAGE);
+            let beside = self::window(table, part + (64 << 10), host_page());
             assert_eq!(beside.get(0), 7);
             assert_eq!(refusal(export(table, at, 4 * MIB, 0)), NOT_SUPPORTED);
             drop((window, again, beside));
@@ -216,26 +216,26 @@ fn small_blocks_share_pages_and_pools_give_theirs() {
         "small_blocks_share_pages_and_pools_give_theirs",
         &[NEW],
         |table| {
-            let (first, second) = (plain(table, 100), plain(table, 64 << 10));
-            let inside = second.next_multiple_of(PAGE);
-            fill(table, second, 5, 64 << 10);
-            let small = window(table, inside, PAGE);
+            let (first, second) = (plain(table, 100), plain(table, 16 * host_page()));
+            let inside = second.next_multiple_of(host_page());
+            fill(table, second, 5, 16 * host_page());
+            let small = window(table, inside, host_page());
             small.set(0, 6);
             assert_eq!(byte(table, inside), 6);
             // Whole pages, as far as the driver has taken memory for such blocks.
-            let around = window(table, first - first % PAGE, PAGE);
+            let around = window(table, first - first % host_page(), host_page());
             fill(table, first, 7, 100);
             assert_eq!([around.get(0), around.get(99), around.get(600)], [7, 7, 5]);
             let end = first + 2 * MIB;
             assert_eq!(
-                refusal(export(table, first, 2 * MIB + PAGE, 0)),
+                refusal(export(table, first, 2 * MIB + host_page(), 0)),
                 INVALID_VALUE
             );
-            let nothing = refusal(export(table, end - PAGE, PAGE, 0));
+            let nothing = refusal(export(table, end - host_page(), host_page(), 0));
             assert_eq!(nothing, INVALID_VALUE, "no block is there");
             let odd = plain(table, 2 * MIB + 1);
             assert!(export(table, odd, 4 * MIB, 0).is_ok());
-            let beyond = refusal(export(table, odd, 4 * MIB + PAGE, 0));
+            let beyond = refusal(export(table, odd, 4 * MIB + host_page(), 0));
             assert_eq!(beyond, INVALID_VALUE);
 
             let mut stream = std::ptr::null_mut();
@@ -268,7 +268,7 @@ fn mapped_memory_is_the_same_at_every_address() {
             let (at, handle) = mapped(table, 2 * STEP);
             let other = map(table, 2 * STEP, handle);
             fill(table, at, 1, 2 * STEP);
-            let window = window(table, at + STEP, PAGE);
+            let window = window(table, at + STEP, host_page());
             window.set(0, 2);
             assert_eq!([at, other].map(|at| byte(table, at + STEP)), [2, 2]);
             let third = map(table, 2 * STEP, handle);
@@ -330,8 +330,8 @@ fn knobs_make_it_older_broken_or_more_able() {
         |table| {
             assert_eq!(attributes(table), [Ok(1), Ok(1)]);
             let at = plain(table, 4 * MIB);
-            let file = export(table, at, PAGE, 1).expect("over PCIe");
-            assert!(Window::try_new(&file, PAGE, libc::PROT_READ).is_none());
+            let file = export(table, at, host_page(), 1).expect("over PCIe");
+            assert!(Window::try_new(&file, host_page(), libc::PROT_READ).is_none());
         },
     );
 }
@@ -345,8 +345,8 @@ fn a_device_may_say_that_the_host_cannot_map_them() {
         |table| {
             assert_eq!(attributes(table), [Ok(1), Ok(0)]);
             let at = plain(table, 4 * MIB);
-            let file = export(table, at, PAGE, 0).expect("a dma-buf");
-            assert!(Window::try_new(&file, PAGE, libc::PROT_READ).is_none());
+            let file = export(table, at, host_page(), 0).expect("a dma-buf");
+            assert!(Window::try_new(&file, host_page(), libc::PROT_READ).is_none());
         },
     );
 }
@@ -357,7 +357,7 @@ fn closed_kernel_modules_have_none() {
     machine("closed_kernel_modules_have_none", &[NEW, none], |table| {
         assert_eq!(attributes(table), [Ok(0), Ok(0)]);
         let at = plain(table, 4 * MIB);
-        assert_eq!(refusal(export(table, at, PAGE, 0)), NOT_SUPPORTED);
+        assert_eq!(refusal(export(table, at, host_page(), 0)), NOT_SUPPORTED);
     });
 }
 
@@ -395,7 +395,10 @@ fn others_are_told_of_what_they_may_reach() {
         assert_eq!(flush(1, 100), INVALID_VALUE);
         assert_eq!(call!(table.cuCtxSetCurrent(std::ptr::null_mut())), OK);
         assert_eq!([100, 0].map(|scope| flush(0, scope)), [INVALID_CONTEXT; 2]);
-        let range = plain - plain % PAGE;
-        assert_eq!(refusal(export(table, range, PAGE, 0)), INVALID_CONTEXT);
+        let range = plain - plain % host_page();
+        assert_eq!(
+            refusal(export(table, range, host_page(), 0)),
+            INVALID_CONTEXT
+        );
     });
 }

@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use cuda_driver_sys::*;
+use cuda_sim_support::page::host_page;
 
 use crate::apart::{call, child_of, load};
 use crate::harness::*;
 
 const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
-const PAGE: u64 = 4096;
 /// More than blocks share.
 const LEN: usize = 4 << 20;
 
@@ -55,15 +55,15 @@ fn what_is_told_of_a_range_is_told_of_its_pages() {
     assert_eq!([1, 2, 4, 5, 7].map(|id| ask(all, id)), [0, -2, -2, 0, 0]);
     assert_eq!(users(all), [-2; 3]);
     // Two bytes of two pages: the length is rounded up from the first page on, and so it is about one.
-    let two = (x + PAGE - 1, 2);
+    let two = (x + host_page() - 1, 2);
     assert_eq!(advise(two, 1, (0, 0)), OK);
-    assert_eq!(ask((x, PAGE as usize), 1), 1);
-    assert_eq!(ask((x, 2 * PAGE as usize), 1), 0);
+    assert_eq!(ask((x, host_page() as usize), 1), 1);
+    assert_eq!(ask((x, 2 * host_page() as usize), 1), 0);
     assert_eq!(ask(all, 1), 0);
     assert_eq!(advise(all, 1, (77, 77)), OK, "the place is ignored");
     assert_eq!(advise((x + LEN as u64 - 1, 1), 2, (0, 0)), OK);
     assert_eq!(ask(all, 1), 0);
-    assert_eq!(ask((x, LEN - PAGE as usize), 1), 1);
+    assert_eq!(ask((x, LEN - host_page() as usize), 1), 1);
     assert_eq!(cu!(cuMemFree_v2(x)), OK);
 }
 

@@ -3,6 +3,7 @@
 use cuda_driver_sys::gdr::{
     GDR_MAP_FLAG_REQ_CACHE_MAPPING, GDR_MAP_FLAG_REQ_WC_MAPPING, gdr_attr_t, gdr_info_t,
 };
+use cuda_sim_support::page::host_page;
 
 use crate::child::{Child, End};
 use crate::environment::{Environment, Kind, OK, SMALL, both, cu, gdr, library, one};
@@ -36,7 +37,7 @@ fn memory_is_mapped(kind: Kind) {
     let info = env.info(opened, handle);
     assert_eq!(
         (info.page_size, info.tm_cycles, info.cycles_per_ms),
-        (4096, 0, 0)
+        (host_page() as u32, 0, 0)
     );
     let map = |flags| env.try_map(opened, handle, SMALL, flags);
     assert_eq!(

@@ -5,7 +5,7 @@
 //! a buffer that device stores do not reach. Ordinary memory is unaffected: there a streaming load is a plain load, and
 //! a fence costs some nanoseconds for nothing.
 
-#[cfg(any(not(target_arch = "x86_64"), miri))]
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 use std::sync::atomic::{Ordering, fence};
 
 /// Follows stores to a mapping, single ones and copies alike: later accesses of this thread become visible after them,
@@ -32,6 +32,10 @@ pub(in crate::cpu_mapping::window) fn fence_after_store(mixed: bool) {
 /// volume 1, "Forcing Memory Order") agrees: LFENCE orders loads only, MFENCE orders every earlier access before every
 /// later one.
 ///
+/// On aarch64 a barrier that completes takes the place of one that only orders, and it is one for the whole system: a
+/// mapping may be of a kind that lies outside the domain that processors share (Arm Architecture Reference Manual,
+/// "Memory barriers"). Linux takes the same ones for its `mb` and `wmb`.
+///
 /// One fence between two consecutive copies serves both.
 #[inline]
 pub(in crate::cpu_mapping::window) fn fence_around_load() {
@@ -53,13 +57,28 @@ fn full() {
     unsafe { std::arch::asm!("mfence", options(nostack, preserves_flags)) }
 }
 
-#[cfg(any(not(target_arch = "x86_64"), miri))]
+/// DSB returns when the stores are complete, so that none waits in the processor; DMB would only order them.
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[inline]
+fn stores() {
+    // SAFETY: the instruction changes no register and no memory, and every aarch64 processor has it.
+    unsafe { std::arch::asm!("dsb st", options(nostack, preserves_flags)) }
+}
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+#[inline]
+fn full() {
+    // SAFETY: as in `stores`.
+    unsafe { std::arch::asm!("dsb sy", options(nostack, preserves_flags)) }
+}
+
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 #[inline]
 fn stores() {
     full();
 }
 
-#[cfg(any(not(target_arch = "x86_64"), miri))]
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 #[inline]
 fn full() {
     fence(Ordering::SeqCst);

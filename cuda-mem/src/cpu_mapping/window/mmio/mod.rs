@@ -11,6 +11,8 @@
 
 mod cut;
 mod fence;
+#[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+mod neon;
 mod once;
 mod pieces;
 #[cfg(test)]
@@ -31,6 +33,8 @@ use pieces::{Pieces, Plain};
 pub(super) enum Routine {
     /// Ordinary accesses of up to 8 bytes, on every processor.
     Plain,
+    /// Accesses of 16 bytes, on aarch64.
+    Neon,
     /// Streaming accesses of 16 bytes: stores of SSE2, loads of SSE4.1.
     Sse41,
     /// Streaming accesses of 32 bytes.
@@ -40,8 +44,14 @@ pub(super) enum Routine {
 }
 
 impl Routine {
-    /// From the narrowest to the widest.
-    const ALL: [Self; 4] = [Self::Plain, Self::Sse41, Self::Avx2, Self::Avx512];
+    /// From the narrowest to the widest of each processor.
+    const ALL: [Self; 5] = [
+        Self::Plain,
+        Self::Neon,
+        Self::Sse41,
+        Self::Avx2,
+        Self::Avx512,
+    ];
 
     /// The widest that this processor supports.
     pub(super) fn best() -> Self {
@@ -60,6 +70,7 @@ impl Routine {
         let vectors = !cfg!(miri);
         match self {
             Self::Plain => true,
+            Self::Neon => false,
             Self::Sse41 => vectors && is_x86_feature_detected!("sse4.1"),
             Self::Avx2 => vectors && is_x86_feature_detected!("avx2"),
             // Its copies use AVX2 at their ends.
@@ -71,11 +82,19 @@ impl Routine {
 
     #[cfg(not(target_arch = "x86_64"))]
     fn is_here(self) -> bool {
-        self == Self::Plain
+        // Of the instruction set at compile time, because nearly every aarch64 target has it.
+        let neon = cfg!(all(target_arch = "aarch64", target_feature = "neon"));
+        match self {
+            Self::Plain => true,
+            Self::Neon => neon && !cfg!(miri),
+            Self::Sse41 | Self::Avx2 | Self::Avx512 => false,
+        }
     }
 
     fn copies(self) -> Copies {
         match self {
+            #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+            Self::Neon => Copies::of::<neon::Neon>(),
             #[cfg(target_arch = "x86_64")]
             Self::Sse41 => Copies::of::<x86::Sse41>(),
             #[cfg(target_arch = "x86_64")]
@@ -91,6 +110,7 @@ impl fmt::Display for Routine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Plain => "plain",
+            Self::Neon => "NEON",
             Self::Sse41 => "SSE4.1",
             Self::Avx2 => "AVX2",
             Self::Avx512 => "AVX-512",

@@ -275,8 +275,10 @@ fn the_best_routine_is_there() {
     assert!(Routine::available().eq(Routine::ALL.into_iter().filter(|routine| routine.is_here())));
     assert_eq!(Routine::available().next(), Some(Routine::Plain));
     assert_eq!(Routine::available().last(), Some(Routine::best()));
+    let has_vectors = cfg!(all(target_arch = "aarch64", not(miri)));
+    assert!(!has_vectors || Routine::best() == Routine::Neon);
     let names = Routine::ALL.map(|routine| routine.to_string());
-    assert_eq!(names, ["plain", "SSE4.1", "AVX2", "AVX-512"]);
+    assert_eq!(names, ["plain", "NEON", "SSE4.1", "AVX2", "AVX-512"]);
 }
 
 /// Inaccessible pages surround both sides. Miri does not support them.
