@@ -169,6 +169,7 @@ impl State {
     }
 
     /// The mapping that contains an address outside the pools, allocated or not.
+    #[cfg(target_os = "linux")]
     pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
         let allocations = self.allocations.range_mut(..=address).rev();
         let own = allocations.filter_map(|(_, allocation)| allocation.mapping.as_mut());
@@ -177,6 +178,7 @@ impl State {
     }
 
     /// The memory that the driver took from the device for a block that overlaps a range: start and end.
+    #[cfg(target_os = "linux")]
     pub(crate) fn taken_around(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let (&block, allocation) = self.allocations.range(..end).next_back()?;
         let is_hit = block + allocation.size > start;

@@ -41,7 +41,11 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         // memory on the host.
         124 => flag(knobs.dma_buf),
         152 => flag(knobs.claims_dma_buf_mmap()),
-        102 | 103 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
+        102..=104 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
+        103 => flag(!cfg!(windows)),
+        104 => flag(cfg!(windows)),
+        // Documented: Windows has no GPUDirect RDMA.
+        116 if cfg!(windows) => 0,
         115 => flag(pools),
         119 if pools => knobs.handle_types.cast_signed(),
         125 => flag(knobs.has_legacy_sharing()),
@@ -69,7 +73,6 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         | 96
         | 99
         | 102
-        | 103
         | 107
         | 110
         | 112..=114
@@ -182,6 +185,7 @@ mod tests {
     fn devices_of_one_machine_may_differ() {
         let knobs = Knobs {
             no_pools: vec![1],
+            numa_pools: true,
             ..Knobs::default()
         };
         for id in [115, 119, 142, 144] {
@@ -199,7 +203,12 @@ mod tests {
         };
         let (tcc, wddm) = (on(DriverModel::Tcc), on(DriverModel::Wddm));
         assert_eq!(of(&tcc), [1, 1, 0, 1, 0, 1].map(Some));
-        assert_eq!(of(&wddm), [0, 1, 0, 1, 0, 1].map(Some));
+        assert_eq!(of(&wddm), [0, 1, 0, 1, 1, 1].map(Some));
+        let older = Knobs {
+            pools: false,
+            ..wddm
+        };
+        assert_eq!(of(&older), [0, 1, 0, 1, 0, 1].map(Some));
         let guest = Knobs {
             vgpu: true,
             ..Knobs::default()

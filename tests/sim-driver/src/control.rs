@@ -5,10 +5,10 @@
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::{CUresult, CUstream};
+use cuda_sim_support::library::Library;
 
 use crate::abi::{FailLaunch, FindVariable, ReadMemory, RegisterModel, WriteMemory};
 pub use crate::live::Live;
@@ -122,7 +122,7 @@ impl Control {
     ///
     /// If nothing can be opened there, or the library is not the simulator.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ControlError> {
-        let library = Library::open(path.as_ref())?;
+        let library = Opened::open(path.as_ref())?;
         let identify = function!(library, c"simcuda_identify", Identify);
         // SAFETY: only the simulator exports this name, and it returns a constant string.
         let identity = unsafe { CStr::from_ptr(identify()) };
@@ -278,34 +278,24 @@ fn lines(read: impl Fn(u64, *mut c_char, usize) -> usize) -> Vec<String> {
     lines
 }
 
-/// An open library. Never closed, because a driver does not survive that.
-struct Library {
-    handle: *mut c_void,
+/// The simulator's library.
+struct Opened {
+    library: Library,
     path: PathBuf,
 }
 
-impl Library {
+impl Opened {
     fn open(path: &Path) -> Result<Self, ControlError> {
-        let failed = |reason: String| ControlError::Open {
-            path: path.to_owned(),
-            reason,
-        };
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.to_string()))?;
-        // SAFETY: opening runs the library's initialisers; the caller names the simulator, whose only initialiser reads
-        // the environment.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(failed(last_error()));
+        let path = path.to_owned();
+        // SAFETY: the caller names the simulator, whose only initialiser reads the environment.
+        match unsafe { Library::open(&path) } {
+            Ok(library) => Ok(Self { library, path }),
+            Err(reason) => Err(ControlError::Open { path, reason }),
         }
-        Ok(Self {
-            handle,
-            path: path.to_owned(),
-        })
     }
 
     fn address(&self, name: &CStr) -> Result<*mut c_void, ControlError> {
-        // SAFETY: the handle is open.
-        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        let address = self.library.address(name);
         if address.is_null() {
             Err(self.wrong())
         } else {
@@ -318,16 +308,4 @@ impl Library {
             path: self.path.clone(),
         }
     }
-}
-
-fn last_error() -> String {
-    // SAFETY: no preconditions; the text is valid until the thread's next loader call.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "no reason given".to_owned();
-    }
-    // SAFETY: not null, so a zero-terminated string.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
 }

@@ -1,7 +1,6 @@
 //! Device memory exported as dma-bufs: descriptors for other hardware, and for the host if it can map them.
 
 use std::ffi::{c_int, c_ulonglong};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use cuda_driver_sys::{
     CUdeviceptr, CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum,
@@ -9,39 +8,14 @@ use cuda_driver_sys::{
 };
 use cuda_sim_support::page::host_page;
 
-use crate::export::{Answer, INVALID_VALUE, Value, exports};
-use crate::ipc::anonymous_file;
-use crate::pieces::reopen;
-use crate::state::{State, state};
+use crate::export::{INVALID_VALUE, Value, exports};
+use crate::state::state;
 
 /// Requests access over PCIe even where there is a better path.
 const OVER_PCIE: c_ulonglong = 1;
 
 /// The first version that supports the flag.
 const OVER_PCIE_SINCE: u32 = 12080;
-
-impl State {
-    fn export_range(&mut self, start: u64, len: u64, flags: c_ulonglong) -> Answer<OwnedFd> {
-        let not_supported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-        if !self.knobs.dma_buf {
-            return Err(not_supported);
-        }
-        let is_known = flags == 0 || flags == OVER_PCIE && self.knobs.version >= OVER_PCIE_SINCE;
-        if !is_known {
-            return Err(INVALID_VALUE);
-        }
-        let range = self.device_range(start, len).ok_or(INVALID_VALUE)?;
-        if flags == OVER_PCIE && !self.knobs.dma_buf_pcie {
-            return Err(not_supported);
-        }
-        if self.knobs.has_dma_buf_mmap() {
-            return self.whole(start, len, range);
-        }
-        // An empty file as long as the range, and not readable, so that it cannot be mapped.
-        let file = anonymous_file(c"cuda-sim dma-buf", len)?;
-        reopen(file.as_raw_fd(), false)
-    }
-}
 
 exports! {
     plain fn cuMemGetHandleForAddressRange(
@@ -58,9 +32,16 @@ exports! {
         let mut state = state()?;
         // Measured.
         state.current()?;
-        let file = state.export_range(start, len as u64, flags)?;
+        if !state.knobs.dma_buf {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let over_pcie = flags == OVER_PCIE && state.knobs.version >= OVER_PCIE_SINCE;
+        if flags != 0 && !over_pcie {
+            return Err(INVALID_VALUE);
+        }
+        let descriptor = state.export_range(start, len as u64, over_pcie)?;
         drop(state);
-        out.write::<c_int>(file.into_raw_fd())
+        out.write::<c_int>(descriptor)
     }
 
     plain fn cuFlushGPUDirectRDMAWrites(

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use cuda_sim_support::settings::setting;
 
+use crate::system::SHARED_HANDLE;
+
 /// The first version whose dma-bufs the host can map.
 const DMA_BUF_MMAP_SINCE: u32 = 13030;
 
@@ -76,25 +78,33 @@ pub(crate) enum DriverModel {
     Wddm,
 }
 
+/// The model of the machine that is simulated without settings.
+const OWN_MODEL: DriverModel = if cfg!(windows) {
+    DriverModel::Wddm
+} else {
+    DriverModel::Linux
+};
+
 impl Default for Knobs {
-    /// As measured with one H200 and driver 580.159.04.
+    /// As measured with one H200 and driver 580.159.04. On Windows what is known of there: WDDM, handles of its own, no
+    /// dma-bufs, no NUMA nodes; nothing of it is measured.
     fn default() -> Self {
         Self {
             devices: 1,
             memory: 150_109_880_320,
             version: 13000,
-            model: DriverModel::Linux,
+            model: OWN_MODEL,
             vgpu: false,
             pools: true,
             no_pools: Vec::new(),
             broken_pools: false,
-            handle_types: 9,
+            handle_types: if cfg!(windows) { SHARED_HANDLE } else { 9 },
             broken_handle_types: 0,
             host_pools: true,
-            numa_pools: true,
+            numa_pools: !cfg!(windows),
             managed_pools: true,
             vmm: true,
-            dma_buf: true,
+            dma_buf: !cfg!(windows),
             dma_buf_mmap: true,
             broken_dma_buf_mmap: false,
             dma_buf_pcie: false,
@@ -151,6 +161,9 @@ impl Knobs {
             }
         };
         let default = Self::default();
+        // WDDM has pools or not, by the version of the driver. This library's own machine has them.
+        let model = look_up("CUDA_SIM_DRIVER_MODEL");
+        let has_usual_pools = model.is_none_or(|model| model.trim() != "wddm");
         let step = 64 << 10..=1 << 40;
         let mut knobs = Self {
             devices: read("CUDA_SIM_DEVICES", 1, 0..=64) as usize,
@@ -160,18 +173,18 @@ impl Knobs {
                 default.version.into(),
                 11000..=99990,
             ) as u32,
-            model: DriverModel::Linux,
+            model: OWN_MODEL,
             vgpu: read("CUDA_SIM_VGPU", 0, 0..=1) == 1,
-            pools: read("CUDA_SIM_POOLS", 1, 0..=1) == 1,
+            pools: read("CUDA_SIM_POOLS", has_usual_pools.into(), 0..=1) == 1,
             no_pools: Vec::new(),
             broken_pools: read("CUDA_SIM_BROKEN_POOLS", 0, 0..=1) == 1,
-            handle_types: read("CUDA_SIM_HANDLE_TYPES", 9, 0..=15) as u32,
+            handle_types: read("CUDA_SIM_HANDLE_TYPES", default.handle_types.into(), 0..=15) as u32,
             broken_handle_types: read("CUDA_SIM_BROKEN_HANDLE_TYPES", 0, 0..=15) as u32,
             host_pools: read("CUDA_SIM_HOST_POOLS", 1, 0..=1) == 1,
-            numa_pools: read("CUDA_SIM_NUMA_POOLS", 1, 0..=1) == 1,
+            numa_pools: read("CUDA_SIM_NUMA_POOLS", default.numa_pools.into(), 0..=1) == 1,
             managed_pools: read("CUDA_SIM_MANAGED_POOLS", 1, 0..=1) == 1,
             vmm: read("CUDA_SIM_VMM", 1, 0..=1) == 1,
-            dma_buf: read("CUDA_SIM_DMA_BUF", 1, 0..=1) == 1,
+            dma_buf: read("CUDA_SIM_DMA_BUF", default.dma_buf.into(), 0..=1) == 1,
             dma_buf_mmap: read("CUDA_SIM_DMA_BUF_MMAP", 1, 0..=1) == 1,
             broken_dma_buf_mmap: read("CUDA_SIM_BROKEN_DMA_BUF_MMAP", 0, 0..=1) == 1,
             dma_buf_pcie: read("CUDA_SIM_DMA_BUF_PCIE", 0, 0..=1) == 1,
@@ -217,11 +230,11 @@ impl Knobs {
         }
         if let Some(text) = look_up("CUDA_SIM_DRIVER_MODEL") {
             match text.trim() {
-                "linux" => {}
+                "linux" => knobs.model = DriverModel::Linux,
                 "tcc" => knobs.model = DriverModel::Tcc,
                 "wddm" => knobs.model = DriverModel::Wddm,
                 _ => complaints.push(format!(
-                    "CUDA_SIM_DRIVER_MODEL={text:?} is none of linux, tcc, wddm; using linux"
+                    "CUDA_SIM_DRIVER_MODEL={text:?} is none of linux, tcc, wddm; ignored"
                 )),
             }
         }
@@ -250,7 +263,7 @@ impl Knobs {
 
     /// Whether this device of the machine reports memory pools.
     pub(crate) fn claims_pools(&self, index: usize) -> bool {
-        let is_able = self.pools && self.model == DriverModel::Linux && !self.vgpu;
+        let is_able = self.pools && self.model != DriverModel::Tcc && !self.vgpu;
         is_able && !self.no_pools.contains(&index)
     }
 
@@ -278,11 +291,6 @@ impl Knobs {
     /// Whether a device reports that the host can map its dma-bufs.
     pub(crate) fn claims_dma_buf_mmap(&self) -> bool {
         self.dma_buf && self.dma_buf_mmap && self.version >= DMA_BUF_MMAP_SINCE
-    }
-
-    /// Whether it can.
-    pub(crate) fn has_dma_buf_mmap(&self) -> bool {
-        self.claims_dma_buf_mmap() && !self.broken_dma_buf_mmap
     }
 
     /// Whether events and memory can be shared without pools.
@@ -399,7 +407,7 @@ mod tests {
             ("CUDA_SIM_DRIVER_MODEL", "tcc", true, false),
             ("CUDA_SIM_DRIVER_MODEL", "wddm", true, false),
             ("CUDA_SIM_VGPU", "1", false, false),
-            ("CUDA_SIM_POOLS", "0", true, true),
+            ("CUDA_SIM_POOLS", "0", true, !cfg!(windows)),
         ] {
             let (knobs, complaints) = read(&[(name, value)]);
             assert!(complaints.is_empty());
@@ -407,10 +415,16 @@ mod tests {
             assert_eq!(knobs.has_managed_memory(), managed, "{value}");
             assert_eq!(knobs.has_concurrent_managed_access(), concurrent, "{value}");
         }
+        let newer = [("CUDA_SIM_DRIVER_MODEL", "wddm"), ("CUDA_SIM_POOLS", "1")];
+        assert!(read(&newer).0.claims_pools(0));
         let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "linux")]);
-        assert_eq!((knobs, complaints), (Knobs::default(), Vec::new()));
+        let expected = Knobs {
+            model: DriverModel::Linux,
+            ..Knobs::default()
+        };
+        assert_eq!((knobs, complaints), (expected, Vec::new()));
         let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
-        assert_eq!((knobs.model, complaints.len()), (DriverModel::Linux, 1));
+        assert_eq!((knobs.model, complaints.len()), (OWN_MODEL, 1));
     }
 
     #[test]

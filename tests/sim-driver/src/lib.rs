@@ -20,9 +20,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Linux only; elsewhere the crate is empty.
+//! On Windows, `cuda_sim.dll`: without dma-bufs, and memory is shared with other processes by handles of Windows.
+//! Elsewhere the crate is empty.
 
-#![cfg(target_os = "linux")]
+#![cfg(any(target_os = "linux", windows))]
 
 mod abi;
 mod alloc;
@@ -67,6 +68,7 @@ mod simcuda;
 mod slab;
 mod state;
 mod stream;
+mod system;
 mod table;
 #[doc(hidden)]
 pub mod texts;

@@ -13,6 +13,7 @@ use cuda_driver_sys::{CUlogIterator, CUresult};
 
 use crate::export::{Answer, Export, INVALID_VALUE, Out, exports};
 use crate::state::check_initialised;
+use crate::system::thread_id;
 
 /// Number of lines kept.
 const KEPT: usize = 100;
@@ -59,8 +60,7 @@ pub(crate) fn failed(export: &Export, code: CUresult) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let milliseconds = now.map_or(0, |now| now.as_millis() % 86_400_000);
     let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
-    // SAFETY: pthread_self has no preconditions.
-    let thread = unsafe { libc::pthread_self() };
+    let thread = thread_id();
     let head = format!(
         "[{:02}:{:02}:{:02}.{rest:03}][{thread}][CUDA][E]",
         seconds / 3600,

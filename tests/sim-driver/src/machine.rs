@@ -10,7 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::{DriverLibrary, LoadError};
-use cuda_sim_support::find::copy_library;
+use cuda_sim_support::find::{copy_library, plain_path};
 use cuda_sim_support::settings;
 
 use crate::control::{Control, ControlError};
@@ -184,7 +184,7 @@ struct Folder(PathBuf, u32);
 impl Folder {
     fn new(number: u64) -> io::Result<Self> {
         static SWEPT: Once = Once::new();
-        let all = std::env::temp_dir().canonicalize()?;
+        let all = plain_path(&std::env::temp_dir())?;
         let process = std::process::id();
         SWEPT.call_once(|| sweep(&all));
         // Left behind by an earlier process of this number that was killed, or somebody else's.
@@ -199,7 +199,8 @@ impl Folder {
     }
 }
 
-/// Removes what processes left that were killed.
+/// Removes what processes left that were killed. Windows removes no library that a process has open, so there every folder
+/// may be one of those.
 fn sweep(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -208,7 +209,8 @@ fn sweep(all: &Path) {
             .strip_prefix(PREFIX)
             .and_then(|rest| rest.split('-').next());
         let owner = owner.and_then(|number| number.parse::<u32>().ok());
-        if owner.is_some_and(|owner| !Path::new("/proc").join(owner.to_string()).exists()) {
+        let is_running = |owner: u32| Path::new("/proc").join(owner.to_string()).exists();
+        if owner.is_some_and(|owner| cfg!(windows) || !is_running(owner)) {
             // Another process may do so at the same time, or the folder may be somebody else's.
             let _ = std::fs::remove_dir_all(entry.path());
         }
@@ -319,14 +321,18 @@ pub enum StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotBuilt => f.write_str(
-                "libcuda_sim.so is not beside the program; build the package cuda-sim, or name the file in \
-                 CUDA_SIM_LIBRARY",
+            Self::NotBuilt => write!(
+                f,
+                "{FILE} is not beside the program; build the package cuda-sim, or name the file in CUDA_SIM_LIBRARY"
             ),
             Self::Settings(wrong) => write!(f, "no such machine: {}", wrong.join("; ")),
             Self::Copy(error) => {
                 let folder = std::env::temp_dir();
-                write!(f, "the simulator cannot be copied to {}: {error}", folder.display())
+                write!(
+                    f,
+                    "the simulator cannot be copied to {}: {error}",
+                    folder.display()
+                )
             }
             Self::Open(error) => write!(
                 f,

@@ -1,13 +1,11 @@
 //! The simulated memory: address space from the operating system, and its bytes.
 
-use std::ffi::c_int;
-use std::os::fd::OwnedFd;
-
 use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
-use crate::ipc::{Backing, SharedFile};
-use crate::pieces::{Bases, Part, Pieces, pause};
+use crate::ipc::Backing;
+use crate::pieces::Pieces;
+use crate::system::{Range, SharedFile};
 
 /// A multiple of the page size of every supported machine.
 const PAGE: u64 = 64 << 10;
@@ -15,12 +13,12 @@ const PAGE: u64 = 64 << 10;
 /// A range of address space, released when dropped. Costs nothing until [`Mapping::commit`].
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    base: u64,
+    range: Range,
     len: u64,
     /// The file that other processes may map; `None` for unshareable memory.
     backing: Option<Backing>,
     /// Parts that others map in other ways, by offset.
-    pieces: Pieces,
+    pub(crate) pieces: Pieces,
 }
 
 impl Mapping {
@@ -29,12 +27,7 @@ impl Mapping {
         let len = len.max(1).next_multiple_of(PAGE);
         let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok(Self {
-            base: map(
-                size,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-            )?,
+            range: Range::reserve(size)?,
             len,
             backing: None,
             pieces: Pieces::default(),
@@ -43,11 +36,9 @@ impl Mapping {
 
     /// As [`Mapping::reserve`], as long as its future backing file.
     pub(crate) fn shared(backing: Backing) -> Answer<Self> {
-        let (len, number) = (backing.file.len(), backing.file.number());
-        let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok(Self {
-            base: map(size, libc::PROT_NONE, libc::MAP_SHARED, number)?,
-            len,
+            range: backing.file.map(false)?,
+            len: backing.file.len(),
             backing: Some(backing),
             pieces: Pieces::default(),
         })
@@ -55,10 +46,8 @@ impl Mapping {
 
     /// Maps a whole file, which need not stay open.
     pub(crate) fn of_file(file: &SharedFile) -> Answer<Self> {
-        let size = usize::try_from(file.len()).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
         Ok(Self {
-            base: map(size, access, libc::MAP_SHARED, file.number())?,
+            range: file.map(true)?,
             len: file.len(),
             backing: None,
             pieces: Pieces::default(),
@@ -78,34 +67,22 @@ impl Mapping {
     pub(crate) fn allocate_aligned(len: u64, step: u64) -> Answer<(Self, u64)> {
         let len = len.max(1).next_multiple_of(PAGE);
         let mapping = Self::reserve(len + step)?;
-        let start = mapping.base.next_multiple_of(step);
-        mapping.commit(start - mapping.base, len)?;
+        let start = mapping.base().next_multiple_of(step);
+        mapping.commit(start - mapping.base(), len)?;
         Ok((mapping, start))
     }
 
     pub(crate) fn base(&self) -> u64 {
-        self.base
+        self.range.base()
     }
 
     pub(crate) fn contains(&self, address: u64) -> bool {
-        (self.base..self.base + self.len).contains(&address)
+        (self.base()..self.base() + self.len).contains(&address)
     }
 
     /// Makes a part accessible. The system provides the pages on first access.
     pub(crate) fn commit(&self, offset: u64, len: u64) -> Answer {
-        // SAFETY: the range lies in this mapping, which only the simulator uses.
-        let status = unsafe {
-            libc::mprotect(
-                pointer(self.at(offset, len)?),
-                len as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-            )
-        };
-        if status == 0 {
-            Ok(())
-        } else {
-            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
-        }
+        self.range.commit(self.at(offset, len)?, len as usize)
     }
 
     /// Releases the pages of a part, which then reads as zero. It stays accessible, so that a program with an ordering
@@ -113,81 +90,21 @@ impl Mapping {
     ///
     /// Others that map a part of it keep its bytes, and do not see what comes there later.
     pub(crate) fn discard(&mut self, offset: u64, len: u64) {
-        for (offset, len) in self.pieces.carve(offset, len) {
-            self.renew(offset, len);
-        }
+        self.pieces.carve_from(&self.range, offset, len);
         if let Some(backing) = &self.backing {
-            return backing.discard(offset, len);
+            return backing.discard(&self.range, offset, len);
         }
-        let Ok(address) = self.at(offset, len) else {
-            return;
-        };
-        // SAFETY: the range lies in this mapping, whose pages are anonymous and private, so the advice changes no other
-        // memory. A failure keeps the pages, which is harmless.
-        unsafe { libc::madvise(pointer(address), len as usize, libc::MADV_DONTNEED) };
-    }
-
-    /// Replaces a file with fresh memory.
-    fn renew(&self, offset: u64, len: u64) {
-        let Ok(address) = self.at(offset, len) else {
-            return;
-        };
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the range lies in this mapping, and no reference to it exists. A failure keeps the old content, which
-        // is harmless.
-        unsafe { libc::mmap(pointer(address), len as usize, access, kind, -1, 0) };
-    }
-
-    /// A file of exactly `len` bytes of this memory from an address on: see [`Pieces::whole`].
-    pub(crate) fn whole(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
-        let offset = self.offset_of(address, len)?;
-        let _pause = pause();
-        self.pieces.whole(Bases(&[self.base]), offset, len)
-    }
-
-    /// As much of this memory from an address on as one file covers: see [`Pieces::part`].
-    pub(crate) fn part(&mut self, address: u64, len: u64) -> Answer<Part> {
-        let offset = self.offset_of(address, len)?;
-        let _pause = pause();
-        self.pieces.part(Bases(&[self.base]), offset, len)
-    }
-
-    /// Offset in the mapping. NOT_SUPPORTED if the memory is already file-backed: a limit of the simulator.
-    fn offset_of(&self, address: u64, len: u64) -> Answer<u64> {
-        if self.backing.is_some() {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        if let Ok(address) = self.at(offset, len) {
+            self.range.discard(address, len as usize);
         }
-        let offset = address.checked_sub(self.base);
-        let offset = offset.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        self.at(offset, len)?;
-        Ok(offset)
     }
 
-    fn at(&self, offset: u64, len: u64) -> Answer<u64> {
+    pub(crate) fn at(&self, offset: u64, len: u64) -> Answer<u64> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.base + offset),
+            Some(end) if end <= self.len => Ok(self.base() + offset),
             _ => Err(CUresult::CUDA_ERROR_UNKNOWN),
         }
     }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and is dropped only when no queue can access it any more.
-        unsafe { libc::munmap(pointer(self.base), self.len as usize) };
-    }
-}
-
-/// Maps new address space at an address of the system's choice.
-pub(crate) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
-    let kind = kind | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping; no existing memory changes.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
-    if base == libc::MAP_FAILED {
-        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    Ok(base.expose_provenance() as u64)
 }
 
 pub(crate) fn pointer<T>(address: u64) -> *mut T {
@@ -313,23 +230,5 @@ mod tests {
         mapping.discard(PAGE, PAGE);
         assert_eq!(&bytes::read(address, 2)[..], [0, 0]);
         assert!(mapping.commit(1 << 30, PAGE).is_err());
-    }
-
-    #[test]
-    fn what_others_map_is_theirs_once_it_is_discarded() {
-        let mut mapping = Mapping::reserve(4 * PAGE).expect("address space");
-        mapping.commit(0, 4 * PAGE).expect("memory");
-        let address = mapping.base() + PAGE;
-        bytes::fill(address, 5_u8, 2 * PAGE as usize);
-        let file = mapping.whole(address, 2 * PAGE).expect("a file");
-        mapping.discard(0, 2 * PAGE);
-        assert_eq!(&bytes::read(address, 1)[..], [0]);
-        assert_eq!(&bytes::read(address + PAGE, 1)[..], [5]);
-        bytes::fill(address, 6_u8, 1);
-        let mut seen = [0];
-        let file = std::fs::File::from(file);
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, 0).expect("a byte");
-        assert_eq!(seen, [5]);
-        assert!(mapping.whole(address, 4 * PAGE).is_err(), "past the end");
     }
 }

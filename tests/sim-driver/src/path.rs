@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::CudaVersion;
 use cuda_sim_support::find::built_library;
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 
 use crate::control::Control;
 use crate::knobs::Knobs;
@@ -11,7 +13,7 @@ use crate::knobs::Knobs;
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
 
-pub(crate) const FILE: &str = "libcuda_sim.so";
+pub(crate) const FILE: &str = library_file!("cuda_sim");
 
 /// The built simulator: `$CUDA_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate
 /// was built.
@@ -49,7 +51,11 @@ pub fn use_if_no_driver() {
 
 /// Whether the loader finds a real driver.
 fn has_driver() -> bool {
+    const NAME: &str = if cfg!(windows) {
+        "nvcuda.dll"
+    } else {
+        "libcuda.so.1"
+    };
     // SAFETY: this is the driver's own name, and loading it only runs its initialisers.
-    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
-    !handle.is_null()
+    unsafe { Library::is_installed(NAME) }
 }

@@ -61,6 +61,7 @@ impl Slabs {
     }
 
     /// The memory of the slab that contains an address.
+    #[cfg(target_os = "linux")]
     pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
         let (base, slab) = self.0.range_mut(..=address).next_back()?;
         (address < base + SLAB).then_some(&mut slab.mapping)

@@ -105,18 +105,12 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
     let _ = STATE.set(Mutex::new(state));
 }
 
-/// Detects forks. Every call checks for one, and comparing process ids would cost a system call. Children created by
-/// `clone` instead of `fork` are not detected.
+/// Detects forks. Every call checks for one, and comparing process ids would cost a system call.
 pub(crate) fn watch_forks() -> Answer {
     extern "C" fn mark() {
         IS_FORK.store(is_initialised(), Ordering::Release);
     }
-    // SAFETY: `mark` reads one atomic and stores to another, which a fork handler may do, and lives as long as this
-    // library.
-    match unsafe { libc::pthread_atfork(None, None, Some(mark)) } {
-        0 => Ok(()),
-        _ => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
-    }
+    crate::system::watch_forks(mark)
 }
 
 /// Whether `cuInit` ran here, or in the process this one was forked from.

@@ -5,12 +5,12 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::StreamId;
 use crate::context::ContextId;
 use crate::state::{State, check_initialised, state};
+use crate::system::end_with_thread;
 
 struct Thread {
     number: u64,
@@ -19,30 +19,19 @@ struct Thread {
 }
 
 thread_local! {
-    /// From a box, or null. It has no destructor; that of [`key`] frees it.
+    /// From a box, or null. It has no destructor; [`end`] frees it.
     static OWN: Cell<*mut Thread> = const { Cell::new(null_mut()) };
 }
 
-/// The key whose destructor runs at the exit of each thread; `None` if the system has none left. Per-thread state is
-/// then never freed.
-fn key() -> Option<libc::pthread_key_t> {
-    extern "C" fn end(thread: *mut c_void) {
-        OWN.set(null_mut());
-        // SAFETY: from the box in `own`, and the system passes each value once.
-        let thread = unsafe { Box::from_raw(thread.cast::<Thread>()) };
-        if check_initialised().is_ok()
-            && let Ok(mut state) = state()
-        {
-            state.end_thread(thread.number);
-        }
+extern "C" fn end(thread: *mut c_void) {
+    OWN.set(null_mut());
+    // SAFETY: from the box in `own`, and the system passes each value once.
+    let thread = unsafe { Box::from_raw(thread.cast::<Thread>()) };
+    if check_initialised().is_ok()
+        && let Ok(mut state) = state()
+    {
+        state.end_thread(thread.number);
     }
-    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
-    *KEY.get_or_init(|| {
-        let mut key = 0;
-        // SAFETY: `key` is valid for a write, and `end` may be called on any thread.
-        let code = unsafe { libc::pthread_key_create(&raw mut key, Some(end)) };
-        (code == 0).then_some(key)
-    })
 }
 
 fn own<T>(f: impl FnOnce(&Thread) -> T) -> T {
@@ -53,10 +42,8 @@ fn own<T>(f: impl FnOnce(&Thread) -> T) -> T {
             contexts: RefCell::default(),
         }));
         OWN.set(thread);
-        if let Some(key) = key() {
-            // SAFETY: the key is never deleted. If this fails, the thread's streams stay, which is harmless.
-            unsafe { libc::pthread_setspecific(key, thread.cast()) };
-        }
+        // If this fails, the thread's streams stay, which is harmless.
+        end_with_thread(end, thread.cast());
     }
     // SAFETY: from a box that is freed only at the thread's exit, and never borrowed mutably.
     f(unsafe { &*OWN.get() })

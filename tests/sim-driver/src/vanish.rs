@@ -6,13 +6,11 @@ use cuda_driver_sys::{CudaVersion, Symbol};
 
 use crate::knobs::Knobs;
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ON_LOAD: extern "C" fn() = on_load;
+cuda_sim_support::on_load!(on_load);
 
 /// Run first by the loader.
 extern "C" fn on_load() {
-    cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
+    cuda_sim_support::hide_in_library(on_load as *const c_void, |name| {
         let version = CudaVersion::from_raw(Knobs::get().version);
         Symbol::find(name).is_some_and(|symbol| symbol.since() > version)
     });

@@ -22,7 +22,21 @@ pub fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
     folders
         .into_iter()
         .find_map(|folder| library_in(&folder, file))
-        .map(|path| path.canonicalize().unwrap_or(path))
+        .map(|path| plain_path(&path).unwrap_or(path))
+}
+
+/// A path without links and detours.
+///
+/// # Errors
+///
+/// If nothing is there.
+pub fn plain_path(path: &Path) -> std::io::Result<PathBuf> {
+    if cfg!(windows) {
+        // The system's own form of a path is one that its loader does not take everywhere.
+        std::path::absolute(path)
+    } else {
+        path.canonicalize()
+    }
 }
 
 /// Copies a library into the folder of a machine, under its plain name, unless it is there already: it may be in use. Only
@@ -144,7 +158,8 @@ mod tests {
         let library = std::env::current_exe().expect("this program is a file with segments");
         let copy = copy_library(&library, &folder, "library.so").expect("copied");
         let first = fs::read(&copy).expect("there");
-        assert!(first.len() > HEADER && first.starts_with(b"\x7fELF"));
+        let magic: &[u8] = if cfg!(windows) { b"MZ" } else { b"\x7fELF" };
+        assert!(first.len() > HEADER && first.starts_with(magic));
         fs::write(&copy, "in use").expect("written");
         let again = copy_library(&library, &folder, "library.so").expect("there already");
         assert_eq!(

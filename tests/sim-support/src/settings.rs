@@ -1,7 +1,6 @@
 //! Settings: those of one machine if this library is a copy that was made for it, else those of the environment.
 
-use std::ffi::{CStr, c_void};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -41,7 +40,11 @@ fn of_machine() -> Option<&'static (PathBuf, Settings)> {
 }
 
 /// The file that this code was loaded from, under the name by which it was opened.
+#[cfg(target_os = "linux")]
 fn own_file() -> Option<PathBuf> {
+    use std::ffi::CStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     let address = own_file as *const c_void;
     // SAFETY: plain data, for which zero is valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -53,6 +56,24 @@ fn own_file() -> Option<PathBuf> {
     // SAFETY: the name of a loaded file, which stays loaded.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
+}
+
+/// The file that this code was loaded from.
+#[cfg(windows)]
+fn own_file() -> Option<PathBuf> {
+    use std::os::windows::ffi::OsStringExt as _;
+
+    use windows_sys::Win32::System::LibraryLoader::GetModuleFileNameW;
+
+    /// The longest path that the system knows.
+    const LONGEST: usize = 1 << 15;
+
+    let module = crate::pe::module_of(own_file as *const c_void);
+    let mut name = vec![0_u16; LONGEST];
+    // SAFETY: the place is as long as the function is told.
+    let len = unsafe { GetModuleFileNameW(module, name.as_mut_ptr(), LONGEST as u32) } as usize;
+    let is_whole = (1..LONGEST).contains(&len);
+    is_whole.then(|| std::ffi::OsString::from_wide(&name[..len]).into())
 }
 
 /// Writes the settings of a new machine into its folder. Line breaks in values become spaces.

@@ -5,30 +5,22 @@
 
 use std::collections::hash_map::Entry;
 use std::ffi::c_char;
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cuda_driver_sys::{CUevent, CUipcEventHandle, CUresult};
 
-use super::file::SharedFile;
 use crate::context::ContextId;
 use crate::event::Event;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::memory::Mapping;
 use crate::state::{HandleKind, State, state, to_handle};
+use crate::system::{SharedFile, wait_while, wake_all};
 
 /// Maximum number of events of one context that are shared at a time.
 const SLOTS: usize = 1 << 14;
 
 const MAGIC: u32 = 0x7369_6d65;
-
-/// How long a wait sleeps before it checks again, if it is not woken.
-static NAP: libc::timespec = libc::timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000_000,
-};
 
 /// An event in shared memory.
 #[derive(Debug)]
@@ -103,9 +95,7 @@ impl Signal {
         let shared = self.slot.shared();
         shared.done.fetch_max(self.ticket, Ordering::SeqCst);
         shared.changed.fetch_add(1, Ordering::SeqCst);
-        let (place, all) = (shared.changed.as_ptr(), i32::MAX);
-        // SAFETY: the word lies in the page, which this value keeps mapped.
-        unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAKE, all) };
+        wake_all(&shared.changed);
     }
 
     /// Blocks until the record is reached. Measured: forever if the recording process is gone.
@@ -116,10 +106,7 @@ impl Signal {
             if self.is_reached() {
                 return;
             }
-            let (place, nap) = (shared.changed.as_ptr(), &raw const NAP);
-            // SAFETY: the word lies in the page, which this value keeps mapped, and the time is a constant; the system
-            // reads both.
-            unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAIT, seen, nap) };
+            wait_while(&shared.changed, seen);
         }
     }
 }
@@ -137,7 +124,9 @@ impl Slots {
     fn new() -> Answer<Self> {
         let len = (SLOTS * size_of::<Shared>()) as u64;
         let file = SharedFile::create(c"cuda-sim events", len, [0; 4])?;
-        let page = Arc::new(Page(Mapping::of_file(&file)?));
+        let mapping = Mapping::of_file(&file)?;
+        mapping.commit(0, len)?;
+        let page = Arc::new(Page(mapping));
         Ok(Self {
             file,
             page,
@@ -195,17 +184,14 @@ impl Handle {
 
     /// Finds the event in the process that created it.
     fn find(&self) -> Option<Slot> {
-        let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
-        // The open must not block, whatever file is there now.
-        let mut options = File::options();
-        options.read(true).write(true);
-        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
-        let file = SharedFile::adopt(options.open(path).ok()?)?;
+        let file = SharedFile::of_process(self.process, self.descriptor)?;
         let index = self.index as usize;
         if file.len() != (SLOTS * size_of::<Shared>()) as u64 || index >= SLOTS {
             return None;
         }
-        let page = Arc::new(Page(Mapping::of_file(&file).ok()?));
+        let mapping = Mapping::of_file(&file).ok()?;
+        mapping.commit(0, mapping.len()).ok()?;
+        let page = Arc::new(Page(mapping));
         let slot = Slot { page, index };
         let identity = slot.shared().identity.load(Ordering::SeqCst);
         (identity == self.identity).then_some(slot)
@@ -244,7 +230,7 @@ impl State {
         let slots = self.sharing.events.get(&event.context).ok_or(invalid)?;
         let handle = Handle {
             process: std::process::id(),
-            descriptor: slots.file.number().cast_unsigned(),
+            descriptor: slots.file.number_in_handles(),
             index: slot.index as u32,
             identity: slot.shared().identity.load(Ordering::SeqCst),
         };

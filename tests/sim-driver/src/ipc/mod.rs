@@ -4,7 +4,6 @@
 //! the last process that holds one.
 
 mod event;
-mod file;
 mod legacy;
 mod pointer;
 mod pool;
@@ -18,7 +17,6 @@ use crate::export::Export;
 use crate::pool::PoolId;
 
 pub(crate) use event::{Signal, Slot};
-pub(crate) use file::{SharedFile, anonymous_file, file_of};
 pub(crate) use pool::{Backing, Imported};
 
 /// The exports of this folder.

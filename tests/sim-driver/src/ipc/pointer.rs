@@ -82,6 +82,7 @@ impl State {
         if fits.is_none_or(|end| end > len) {
             return Err(INVALID_VALUE);
         }
+        imported.mapping.commit(token.offset, token.size)?;
         imported
             .pointers
             .entry(token.offset)

@@ -1,18 +1,18 @@
 //! Pools that other processes can import, and imported pools.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
 use cuda_driver_sys::{CUmemAllocationHandleType, CUmemLocationType, CUmemoryPool, CUresult};
 
-use super::file::{SharedFile, Words, file_of};
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::memory::Mapping;
 use crate::pool::{Block, PoolId, Properties};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
+use crate::system::{
+    FOREIGN_HANDLE, Range, SHARED_HANDLE, SharedFile, SharedHandle, Words, shared_handle,
+};
 
-const DESCRIPTOR: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
-const WIN32: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32.0;
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 
 /// The memory file of a shareable pool.
@@ -46,12 +46,12 @@ impl Backing {
     }
 
     /// The pool releases a range.
-    pub(crate) fn discard(&self, offset: u64, len: u64) {
+    pub(crate) fn discard(&self, view: &Range, offset: u64, len: u64) {
         let end = offset + len;
         let mut kept = self.kept.iter();
         let is_kept = kept.any(|(start, len)| *start < end && start + len > offset);
         if !is_kept {
-            self.file.forget(offset, len);
+            self.file.forget(view, offset, len);
         }
     }
 }
@@ -74,7 +74,7 @@ pub(crate) struct Imported {
 impl State {
     fn export_pool(&mut self, pool: CUmemoryPool, kind: u32, handle: Value) -> Answer {
         let types = self.pool(pool)?.properties.handle_types;
-        if ![DESCRIPTOR, FABRIC].contains(&kind) || types & kind == 0 {
+        if ![SHARED_HANDLE, FABRIC].contains(&kind) || types & kind == 0 {
             return Err(INVALID_VALUE);
         }
         let backing = self.pool(pool)?.mapping.backing();
@@ -88,13 +88,13 @@ impl State {
             });
         }
         backing.is_exported = true;
-        handle.write::<c_int>(backing.file.duplicate()?)
+        handle.write::<SharedHandle>(backing.file.export()?)
     }
 
     /// Measured: importing a pool again returns the same one.
-    fn import_pool(&mut self, number: c_int) -> Answer<PoolId> {
+    fn import_pool(&mut self, handle: SharedHandle) -> Answer<PoolId> {
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
-        let file = file_of(number).and_then(SharedFile::adopt).ok_or(unknown)?;
+        let file = SharedFile::import(handle).ok_or(unknown)?;
         let known = self.sharing.imported.iter_mut();
         let mut known = known.filter(|(_, pool)| pool.identity == file.identity);
         if let Some((id, pool)) = known.next() {
@@ -166,14 +166,13 @@ exports! {
         let not_supported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
         match kind.0 {
             _ if flags != 0 => Err(INVALID_VALUE),
-            DESCRIPTOR => {
-                // The handle is the descriptor itself, as wide as an `int`.
-                let id = state()?.import_pool(handle.addr() as c_int)?;
+            SHARED_HANDLE => {
+                let id = state()?.import_pool(shared_handle(handle))?;
                 out.write(to_handle(id))
             }
             // Measured on a machine without fabric.
             FABRIC if !handle.is_null() => Err(not_supported),
-            WIN32 => Err(not_supported),
+            FOREIGN_HANDLE => Err(not_supported),
             _ => Err(INVALID_VALUE),
         }
     }

@@ -10,6 +10,7 @@ use cuda_driver_sys::{
 use super::{PoolId, supported};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, from_handle, state, to_handle};
+use crate::system::SHARED_HANDLE;
 
 /// The requested properties of a pool.
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +98,9 @@ impl Properties {
             MANAGED => is_managed,
             _ => false,
         };
-        // WIN32 handles are refused here, whatever the mask.
-        let unshareable =
-            types & !(state.knobs.handle_types & 0b1001) != 0 || types & 8 != 0 && version < 12030;
+        // Handles of another system are refused here, whatever the mask.
+        let unshareable = types & !(state.knobs.handle_types & (SHARED_HANDLE | 8)) != 0
+            || types & 8 != 0 && version < 12030;
         if too_new || !allowed || !is_there || unshareable {
             return Err(INVALID_VALUE);
         }

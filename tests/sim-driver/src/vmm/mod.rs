@@ -1,7 +1,8 @@
 //! Virtual memory management: separate addresses and memory, combined by the program.
 
 mod annotate;
-mod direct;
+#[cfg(target_os = "linux")]
+mod files;
 mod physical;
 mod place;
 mod range;
@@ -18,12 +19,14 @@ use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::knobs::Knobs;
 use crate::pieces::Pieces;
 use crate::state::State;
+use crate::system::Memory;
 
 pub(crate) use annotate::Annotations;
 use place::Place;
 pub(crate) use space::hold;
+#[cfg(target_os = "linux")]
 use space::pause;
-use space::{Addresses, Bytes, Memory};
+use space::{Addresses, Bytes};
 pub(crate) use touch::report_unmapped;
 
 /// For device memory, the minimum and the recommended granularity are equal.
@@ -31,8 +34,7 @@ fn granularity() -> u64 {
     Knobs::get().granularity
 }
 
-/// Kinds of shareable handles.
-const DESCRIPTOR: u32 = 1;
+/// A kind of shareable handle.
 const FABRIC: u32 = 8;
 
 /// Access rights of a device, as `CUmemAccess_flags`.
@@ -146,6 +148,20 @@ impl State {
     fn view(&self, address: u64) -> Option<(u64, &View)> {
         let (&start, view) = self.vmm.views.range(..=address).next_back()?;
         (address < start + view.len).then_some((start, view))
+    }
+
+    /// Whether a range is entirely mapped device memory, and whether all of it was created for GPUDirect.
+    pub(crate) fn mapped_directness(&self, start: u64, end: u64) -> Option<bool> {
+        let mut at = start;
+        let mut is_direct = true;
+        while at < end {
+            let (view_start, view) = self.view(at)?;
+            let physical = self.vmm.physicals.get(&view.physical)?;
+            view.place.device()?;
+            is_direct &= physical.prop.0.allocFlags.gpuDirectRDMACapable != 0;
+            at = view_start + view.len;
+        }
+        Some(is_direct)
     }
 
     /// The adjacent mappings that exactly cover `start` to `end`.

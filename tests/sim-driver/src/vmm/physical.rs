@@ -7,16 +7,12 @@ use cuda_driver_sys::{
     CUmemGenericAllocationHandle, CUresult,
 };
 
-use super::{
-    Bytes, DESCRIPTOR, FABRIC, Memory, Physical, PhysicalId, Place, Properties, granularity,
-};
+use super::{Bytes, FABRIC, Physical, PhysicalId, Place, Properties, granularity};
 use crate::alloc::{Kind, TOO_LARGE};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::pieces::Pieces;
 use crate::state::{HandleKind, State, state};
-
-/// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which do not exist on Linux.
-const WINDOWS_HANDLES: u32 = 2 | 4;
+use crate::system::{FOREIGN_HANDLES, Memory, SHARED_HANDLE};
 
 impl State {
     /// The location of requested memory, if such memory exists.
@@ -26,8 +22,8 @@ impl State {
         }
         // Measured: unknown kinds of handle are ignored.
         let types = prop.requestedHandleTypes.0;
-        let is_missing = types & (DESCRIPTOR | FABRIC) & !self.knobs.handle_types != 0;
-        if types & WINDOWS_HANDLES != 0 || is_missing {
+        let is_missing = types & (SHARED_HANDLE | FABRIC) & !self.knobs.handle_types != 0;
+        if types & FOREIGN_HANDLES != 0 || is_missing {
             return Err(INVALID_VALUE);
         }
         let place = self.memory_place(prop)?;
@@ -50,7 +46,7 @@ impl State {
             None if size >= TOO_LARGE => return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
             None => {}
         }
-        let bytes = if prop.requestedHandleTypes.0 & DESCRIPTOR != 0 {
+        let bytes = if prop.requestedHandleTypes.0 & SHARED_HANDLE != 0 {
             Bytes::Shared(super::share::file(size, prop.location)?)
         } else {
             let memory = match &mut self.vmm.memory {
@@ -94,8 +90,8 @@ impl State {
         if physical.handles > 0 || physical.views > 0 {
             return;
         }
-        if let (Some(memory), Bytes::Part(offset)) = (&vmm.memory, &physical.bytes) {
-            memory.give_back(*offset, physical.size);
+        if let (Some(memory), Bytes::Part(part)) = (&vmm.memory, &physical.bytes) {
+            memory.give_back(part);
         }
         if let (Some(device), false) = (physical.place.device(), physical.is_imported) {
             self.devices[device].taken -= physical.size;

@@ -4,9 +4,10 @@ use std::ffi::c_int;
 
 use cuda_driver_sys::{CUmemAllocationProp, CUmemLocationType, location_parts};
 
-use super::{DESCRIPTOR, FABRIC, INVALID_VALUE};
+use super::{FABRIC, INVALID_VALUE};
 use crate::export::Answer;
 use crate::state::State;
+use crate::system::SHARED_HANDLE;
 
 /// The location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl State {
         match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(Place::Device(self.ordinal(id)?)),
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
-                if version >= 13000 && types & (DESCRIPTOR | FABRIC) == 0 =>
+                if version >= 13000 && types & (SHARED_HANDLE | FABRIC) == 0 =>
             {
                 Ok(Place::Host)
             }

@@ -88,13 +88,13 @@ impl State {
         }
         let vmm = &mut self.vmm;
         let bytes = vmm.physicals.get(&handle).map(|physical| &physical.bytes);
-        let file = match (bytes, &vmm.memory) {
-            (Some(Bytes::Part(offset)), Some(memory)) => (memory.number(), *offset),
-            (Some(Bytes::Shared(file)), _) => (file.number(), 0),
+        let source = match (bytes, &vmm.memory) {
+            (Some(Bytes::Part(part)), Some(memory)) => memory.source(part),
+            (Some(Bytes::Shared(file)), _) => file.source(),
             _ => return Err(INVALID_VALUE),
         };
-        let addresses = vmm.reservations.get(&base).ok_or(INVALID_VALUE)?;
-        addresses.map(start, len as u64, file)?;
+        let addresses = vmm.reservations.get_mut(&base).ok_or(INVALID_VALUE)?;
+        addresses.map(start, len as u64, source)?;
         if let Some(physical) = vmm.physicals.get(&handle) {
             physical.pieces.place(start)?;
         }
@@ -124,7 +124,7 @@ impl State {
             };
             direct::tell_freed(at, view.len);
             let base = self.reservation_of(at, at + view.len)?;
-            if let Some(addresses) = self.vmm.reservations.get(&base) {
+            if let Some(addresses) = self.vmm.reservations.get_mut(&base) {
                 addresses.unmap(at, view.len)?;
             }
             if let Some(physical) = self.vmm.physicals.get_mut(&view.physical) {

@@ -1,6 +1,6 @@
-//! Physical memory shareable with other processes through a descriptor.
+//! Physical memory shareable with other processes through a handle of the system.
 
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_ulonglong, c_void};
 
 use cuda_driver_sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
@@ -8,11 +8,11 @@ use cuda_driver_sys::{
     location_parts,
 };
 
-use super::{Bytes, DESCRIPTOR, Physical, Properties};
+use super::{Bytes, Physical, Properties};
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
-use crate::ipc::{SharedFile, file_of};
 use crate::pieces::Pieces;
 use crate::state::{HandleKind, state};
+use crate::system::{SHARED_HANDLE, SharedFile, shared_handle};
 
 /// The last header word of the file: marks it as no pool.
 const TAG: u64 = 0x7068_7973;
@@ -35,27 +35,25 @@ exports! {
         let physical = state.physical(handle)?;
         // Measured: an import has no handle type.
         match &physical.bytes {
-            Bytes::Shared(file) if flags == 0 && kind.0 == DESCRIPTOR && !physical.is_imported => {
-                out.write(file.duplicate()?)
+            Bytes::Shared(file) if flags == 0 && kind.0 == SHARED_HANDLE && !physical.is_imported => {
+                out.write(file.export()?)
             }
             _ => Err(INVALID_VALUE),
         }
     }
 
     plain fn cuMemImportFromShareableHandle(
-        _, out: Out<CUmemGenericAllocationHandle>, descriptor: *mut c_void,
+        _, out: Out<CUmemGenericAllocationHandle>, handle: *mut c_void,
         kind: CUmemAllocationHandleType
     ) {
         out.required()?;
         let mut state = state()?;
         state.check_vmm()?;
-        if kind.0 != DESCRIPTOR {
+        if kind.0 != SHARED_HANDLE {
             return Err(INVALID_VALUE);
         }
-        let number = descriptor.addr() as c_int;
         // Measured: UNKNOWN for anything but shared memory, NOT_SUPPORTED for a pool.
-        let file = file_of(number).and_then(SharedFile::adopt);
-        let file = file.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        let file = SharedFile::import(shared_handle(handle)).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
         let [kind, id, _, tag] = file.words;
         if tag != TAG {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);

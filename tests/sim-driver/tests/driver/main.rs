@@ -8,11 +8,13 @@ mod callbacks;
 mod control;
 mod copies;
 mod devices;
+#[cfg(target_os = "linux")]
 mod dma_buf;
 mod graph_kernels;
 mod graphs;
 mod handles;
 mod harness;
+#[cfg(target_os = "linux")]
 mod header;
 mod host;
 mod kernel_access;
@@ -30,6 +32,7 @@ mod peers;
 mod places;
 mod pools;
 mod pressure;
+#[cfg(target_os = "linux")]
 mod process;
 mod reuse;
 mod sanitizer;

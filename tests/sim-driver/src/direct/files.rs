@@ -1,15 +1,16 @@
-//! Device memory for third parties: what they may access, and notification of frees. Used by the exports in
-//! `dma_buf.rs` and the pins of a simulated `gdrdrv`.
+//! What third parties may access, and the files through which they do. Used by the exports in `dma_buf.rs` and the pins
+//! of a simulated `gdrdrv`.
 
 use std::ffi::c_int;
-use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use cuda_driver_sys::CUresult;
 
 use crate::export::{Answer, INVALID_VALUE, Out};
-use crate::pieces::Part;
+use crate::memory::Mapping;
+use crate::pieces::{Bases, Part, pause, reopen};
 use crate::state::{State, state};
+use crate::system::anonymous_file;
 
 /// The kind of memory in an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,19 +19,6 @@ pub(crate) enum Range {
     Plain,
     Pool,
     Mapped,
-}
-
-/// Called with the state locked.
-type OnFree = extern "C" fn(u64, u64);
-
-static ON_FREE: Mutex<Vec<OnFree>> = Mutex::new(Vec::new());
-
-/// Reports that memory outside the pools is freed: its address and size.
-pub(crate) fn tell_freed(start: u64, len: u64) {
-    let on_free = ON_FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    for call in &*on_free {
-        call(start, len);
-    }
 }
 
 impl State {
@@ -93,6 +81,49 @@ impl State {
     }
 }
 
+impl State {
+    /// A dma-buf of this range.
+    pub(crate) fn export_range(&mut self, start: u64, len: u64, over_pcie: bool) -> Answer<c_int> {
+        let range = self.device_range(start, len).ok_or(INVALID_VALUE)?;
+        if over_pcie && !self.knobs.dma_buf_pcie {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        if self.knobs.claims_dma_buf_mmap() && !self.knobs.broken_dma_buf_mmap {
+            return self.whole(start, len, range).map(IntoRawFd::into_raw_fd);
+        }
+        // An empty file as long as the range, and not readable, so that it cannot be mapped.
+        let file = anonymous_file(c"cuda-sim dma-buf", len)?;
+        reopen(file.as_raw_fd(), false).map(IntoRawFd::into_raw_fd)
+    }
+}
+
+impl Mapping {
+    /// A file of exactly `len` bytes of this memory from an address on: see [`Pieces::whole`](crate::pieces::Pieces::whole).
+    pub(crate) fn whole(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
+        let (offset, base) = (self.offset_of(address, len)?, self.base());
+        let _pause = pause();
+        self.pieces.whole(Bases(&[base]), offset, len)
+    }
+
+    /// As much of this memory from an address on as one file covers: see [`Pieces::part`](crate::pieces::Pieces::part).
+    pub(crate) fn part(&mut self, address: u64, len: u64) -> Answer<Part> {
+        let (offset, base) = (self.offset_of(address, len)?, self.base());
+        let _pause = pause();
+        self.pieces.part(Bases(&[base]), offset, len)
+    }
+
+    /// Offset in the mapping. NOT_SUPPORTED if the memory is already file-backed: a limit of the simulator.
+    fn offset_of(&mut self, address: u64, len: u64) -> Answer<u64> {
+        if self.backing().is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let offset = address.checked_sub(self.base());
+        let offset = offset.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.at(offset, len)?;
+        Ok(offset)
+    }
+}
+
 fn code(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
@@ -135,14 +166,28 @@ unsafe extern "C" fn simcuda_part(
     }))
 }
 
-/// Adds a callback for memory outside the pools that is freed or unmapped; it gets the address and size. It is called
-/// before the memory is gone and with the simulator locked, so it must not call the simulator. Null removes all: several
-/// libraries may have added theirs.
-#[unsafe(no_mangle)]
-extern "C" fn simcuda_on_free(call: Option<OnFree>) {
-    let mut on_free = ON_FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    match call {
-        Some(call) => on_free.push(call),
-        None => on_free.clear(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::bytes;
+
+    const PAGE: u64 = 64 << 10;
+
+    #[test]
+    fn what_others_map_is_theirs_once_it_is_discarded() {
+        let mut mapping = Mapping::reserve(4 * PAGE).expect("address space");
+        mapping.commit(0, 4 * PAGE).expect("memory");
+        let address = mapping.base() + PAGE;
+        bytes::fill(address, 5_u8, 2 * PAGE as usize);
+        let file = mapping.whole(address, 2 * PAGE).expect("a file");
+        mapping.discard(0, 2 * PAGE);
+        assert_eq!(&bytes::read(address, 1)[..], [0]);
+        assert_eq!(&bytes::read(address + PAGE, 1)[..], [5]);
+        bytes::fill(address, 6_u8, 1);
+        let mut seen = [0];
+        let file = std::fs::File::from(file);
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, 0).expect("a byte");
+        assert_eq!(seen, [5]);
+        assert!(mapping.whole(address, 4 * PAGE).is_err(), "past the end");
     }
 }

@@ -1,4 +1,4 @@
-//! Mapped memory for accessors other than devices: the host and network cards.
+//! Files of mapped memory, through which third parties reach it.
 
 use std::os::fd::OwnedFd;
 
@@ -12,20 +12,6 @@ use crate::state::State;
 const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
 impl State {
-    /// Whether a range is entirely mapped device memory, and whether all of it was created for GPUDirect.
-    pub(crate) fn mapped_directness(&self, start: u64, end: u64) -> Option<bool> {
-        let mut at = start;
-        let mut is_direct = true;
-        while at < end {
-            let (view_start, view) = self.view(at)?;
-            let physical = self.vmm.physicals.get(&view.physical)?;
-            view.place.device()?;
-            is_direct &= physical.prop.0.allocFlags.gpuDirectRDMACapable != 0;
-            at = view_start + view.len;
-        }
-        Some(is_direct)
-    }
-
     /// The memory behind an address, the offset in it, and all its mappings.
     fn behind(&self, address: u64) -> Answer<(PhysicalId, u64, Vec<u64>)> {
         let (start, view) = self.view(address).ok_or(INVALID_VALUE)?;

@@ -8,21 +8,14 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 
 use cuda_driver_sys::CUresult;
 
+use super::RUNNING;
 use crate::export::Answer;
-use crate::ipc::anonymous_file;
 use crate::memory::{bytes, pointer};
-
-/// Held by running work; memory moves only when none runs. Taken after the lock on the mapped space.
-static RUNNING: RwLock<()> = RwLock::new(());
-
-/// Prevents memory from moving while it lives.
-pub(crate) fn stay() -> RwLockReadGuard<'static, ()> {
-    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::system::{Range, anonymous_file};
 
 /// Prevents work from running while it lives. Waits for running work.
 pub(crate) fn pause() -> RwLockWriteGuard<'static, ()> {
@@ -187,7 +180,7 @@ impl Pieces {
     }
 
     /// Removes the pieces in a part, and returns their ranges.
-    pub(crate) fn carve(&mut self, offset: u64, len: u64) -> Vec<(u64, u64)> {
+    fn carve(&mut self, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let end = offset + len;
         let mut gone = Vec::new();
         for start in self.overlapping(offset, len) {
@@ -220,6 +213,13 @@ impl Pieces {
             gone.push((from, to - from));
         }
         gone
+    }
+
+    /// Replaces the pieces in a part of some memory with fresh memory.
+    pub(crate) fn carve_from(&mut self, range: &Range, offset: u64, len: u64) {
+        for (offset, len) in self.carve(offset, len) {
+            range.renew(range.base() + offset, len as usize);
+        }
     }
 
     /// Maps all of them again, for memory at this base.

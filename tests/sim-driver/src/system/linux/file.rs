@@ -4,11 +4,13 @@ use std::ffi::{CStr, c_int};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use cuda_driver_sys::CUresult;
 
+use super::{Range, SharedHandle};
 use crate::export::Answer;
+use crate::system::Words;
 
 /// Space for a header behind the memory, which is never mapped.
 const HEADER: u64 = 64 << 10;
@@ -18,9 +20,6 @@ const MAGIC: u64 = 0x6375_6461_5f73_6901;
 
 /// Fixes the size of these files, so that one process cannot make another's access fail.
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-
-/// Header words for the owner of the file.
-pub(crate) type Words = [u64; 4];
 
 /// Memory shared through a descriptor.
 #[derive(Debug)]
@@ -50,6 +49,20 @@ impl SharedFile {
             identity,
             words,
         })
+    }
+
+    /// The file behind a descriptor of the program, which keeps its own; `None` if it is something else.
+    pub(crate) fn import(number: SharedHandle) -> Option<Self> {
+        file_of(number).and_then(Self::adopt)
+    }
+
+    /// The file that another process has under this number. Opening it does not block, whatever it is.
+    pub(crate) fn of_process(process: u32, number: u32) -> Option<Self> {
+        let mut options = File::options();
+        options.read(true).write(true);
+        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        let file = options.open(format!("/proc/{process}/fd/{number}"));
+        Self::adopt(file.ok()?)
     }
 
     /// Recognises a file created elsewhere; `None` if it is something else.
@@ -85,8 +98,19 @@ impl SharedFile {
         self.file.as_raw_fd()
     }
 
+    /// For [`of_process`](Self::of_process) in another process.
+    pub(crate) fn number_in_handles(&self) -> u32 {
+        self.number().cast_unsigned()
+    }
+
+    /// Maps all of it, accessible or not. The file need not stay open.
+    pub(crate) fn map(&self, is_open: bool) -> Answer<Range> {
+        let len = usize::try_from(self.len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        Range::of_file(self.number(), len, is_open)
+    }
+
     /// Another descriptor of the file. Measured: a driver does not set close-on-exec.
-    pub(crate) fn duplicate(&self) -> Answer<c_int> {
+    pub(crate) fn export(&self) -> Answer<SharedHandle> {
         // SAFETY: no pointers.
         let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD, 0) };
         if number < 0 {
@@ -95,8 +119,8 @@ impl SharedFile {
         Ok(number)
     }
 
-    /// Discards the bytes of a range in every process; they then read as zero.
-    pub(crate) fn forget(&self, offset: u64, len: u64) {
+    /// Discards the bytes of a part in every process; they then read as zero. `_view` is its memory here.
+    pub(crate) fn forget(&self, _view: &Range, offset: u64, len: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
         // SAFETY: no pointers. A failure keeps the pages, which is harmless.
@@ -121,7 +145,7 @@ pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
 }
 
 /// The file behind a descriptor of the program, which keeps its own.
-pub(crate) fn file_of(number: c_int) -> Option<File> {
+fn file_of(number: c_int) -> Option<File> {
     // SAFETY: no pointers; a number that is not open is an error.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
     own(copy).ok().map(File::from)

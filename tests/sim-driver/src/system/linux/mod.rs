@@ -1,0 +1,28 @@
+//! Linux: `mmap`, memory files, futexes.
+
+mod addresses;
+mod file;
+mod range;
+mod thread;
+
+pub(crate) use addresses::{AddressRange, Memory, Part, Source};
+pub(crate) use file::{SharedFile, anonymous_file};
+pub(crate) use range::Range;
+pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
+
+/// What the program passes for memory of another process, and gets for its own: a descriptor.
+pub(crate) type SharedHandle = std::ffi::c_int;
+
+/// The kind of that handle, as in `CUmemAllocationHandleType`.
+pub(crate) const SHARED_HANDLE: u32 = 1;
+
+/// The kind of the other system.
+pub(crate) const FOREIGN_HANDLE: u32 = 2;
+
+/// The kinds that this system does not have.
+pub(crate) const FOREIGN_HANDLES: u32 = 2 | 4;
+
+/// The handle in an argument of the driver: the descriptor itself, as wide as an `int`.
+pub(crate) fn shared_handle(argument: *mut std::ffi::c_void) -> SharedHandle {
+    argument.addr() as SharedHandle
+}

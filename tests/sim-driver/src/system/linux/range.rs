@@ -1,0 +1,85 @@
+//! A range of address space.
+
+use std::ffi::c_int;
+
+use cuda_driver_sys::CUresult;
+
+use crate::export::Answer;
+use crate::memory::pointer;
+
+/// A range of address space, released when dropped.
+#[derive(Debug)]
+pub(crate) struct Range {
+    base: u64,
+    len: usize,
+}
+
+impl Range {
+    /// Reserves address space without memory.
+    pub(crate) fn reserve(len: usize) -> Answer<Self> {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::new(len, libc::PROT_NONE, kind, -1)
+    }
+
+    /// Maps a file, accessible or not.
+    pub(super) fn of_file(file: c_int, len: usize, is_open: bool) -> Answer<Self> {
+        let access = match is_open {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_NONE,
+        };
+        Self::new(len, access, libc::MAP_SHARED, file)
+    }
+
+    fn new(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<Self> {
+        let base = map(len, access, kind, file)?;
+        Ok(Self { base, len })
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Makes a part accessible, which the caller has checked to be one. The system provides the pages on first access.
+    pub(crate) fn commit(&self, at: u64, len: usize) -> Answer {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the range lies in this mapping, which only the simulator uses.
+        match unsafe { libc::mprotect(pointer(at), len, access) } {
+            0 => Ok(()),
+            _ => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+        }
+    }
+
+    /// Releases the pages of a part without a file, which stays accessible and reads as zero.
+    pub(crate) fn discard(&self, at: u64, len: usize) {
+        // SAFETY: the range lies in this mapping, whose pages are anonymous and private, so the advice changes no other
+        // memory. A failure keeps the pages, which is harmless.
+        unsafe { libc::madvise(pointer(at), len, libc::MADV_DONTNEED) };
+    }
+
+    /// Replaces files in a part with fresh memory.
+    pub(crate) fn renew(&self, at: u64, len: usize) {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the range lies in this mapping, and no reference to it exists. A failure keeps the old content, which
+        // is harmless.
+        unsafe { libc::mmap(pointer(at), len, access, kind, -1, 0) };
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the mapping, and is dropped only when no queue can access it any more.
+        unsafe { libc::munmap(pointer(self.base), self.len) };
+    }
+}
+
+/// Maps new address space at an address of the system's choice.
+pub(super) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+    let kind = kind | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping; no existing memory changes.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(base.expose_provenance() as u64)
+}

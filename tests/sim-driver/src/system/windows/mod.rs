@@ -1,0 +1,30 @@
+//! Windows: `VirtualAlloc`, sections, and no forks.
+
+mod addresses;
+mod file;
+mod range;
+mod thread;
+
+pub(crate) use addresses::{AddressRange, Memory, Part, Source};
+pub(crate) use file::SharedFile;
+pub(crate) use range::Range;
+pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
+
+use std::ffi::c_void;
+
+/// What the program passes for memory of another process, and gets for its own: a handle of this process.
+pub(crate) type SharedHandle = *mut c_void;
+
+/// The kind of that handle, as in `CUmemAllocationHandleType`.
+pub(crate) const SHARED_HANDLE: u32 = 2;
+
+/// The kind of the other system.
+pub(crate) const FOREIGN_HANDLE: u32 = 1;
+
+/// The kinds that this system does not have, and the older one of its own.
+pub(crate) const FOREIGN_HANDLES: u32 = 1 | 4;
+
+/// The handle in an argument of the driver.
+pub(crate) fn shared_handle(argument: *mut c_void) -> SharedHandle {
+    argument
+}

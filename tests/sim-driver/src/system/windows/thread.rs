@@ -1,0 +1,56 @@
+//! Threads: their end, their numbers, waiting and waking; and no forks.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use windows_sys::Win32::System::Threading::GetCurrentThreadId;
+
+use crate::export::Answer;
+
+/// How long a wait sleeps before it checks again. Nothing wakes threads of other processes.
+const NAP: Duration = Duration::from_millis(1);
+
+/// Sleeps while the word has this value, and for a short time at most. Other processes may map the word.
+pub(crate) fn wait_while(word: &AtomicU32, value: u32) {
+    if word.load(Ordering::SeqCst) == value {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// Those that wait look again by themselves.
+pub(crate) fn wake_all(_word: &AtomicU32) {}
+
+type End = extern "C" fn(*mut c_void);
+
+struct Ends(Vec<(End, *mut c_void)>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        for (end, value) in self.0.drain(..) {
+            end(value);
+        }
+    }
+}
+
+thread_local! {
+    static ENDS: RefCell<Ends> = const { RefCell::new(Ends(Vec::new())) };
+}
+
+/// Calls `end` with `value` when this thread ends, among the destructors of thread-local values. Returns whether it will.
+pub(crate) fn end_with_thread(end: End, value: *mut c_void) -> bool {
+    let pushed = ENDS.try_with(|ends| ends.borrow_mut().0.push((end, value)));
+    pushed.is_ok()
+}
+
+/// The number of the calling thread in the error log.
+pub(crate) fn thread_id() -> u64 {
+    // SAFETY: no preconditions.
+    u64::from(unsafe { GetCurrentThreadId() })
+}
+
+/// There are none to call `mark` in.
+pub(crate) fn watch_forks(_mark: extern "C" fn()) -> Answer {
+    Ok(())
+}
