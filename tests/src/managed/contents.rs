@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::kernel::{Function, Launch};
 use cuda_mem::mapped::{Advice, ManagedBuffer};
-use cuda_mem::memory::{ManagedResource, StatisticsAdaptor};
+use cuda_mem::memory::{DirectResource, ManagedResource, StatisticsAdaptor};
 use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use super::{SIZES, need_concurrent};
@@ -354,6 +354,39 @@ fn what_a_device_writes_to_a_large_released_block_is_seen(env: &Environment) -> 
         buffer.into_buffer().free()?;
         neighbour.into_buffer().free()?;
         stream.synchronize()?;
+    }
+    Ok(())
+}
+
+/// The first round leaves released memory on the device; the others begin where the device has room for one block.
+#[apply(case_of_full_card)]
+fn what_a_full_device_writes_to_released_memory_is_seen(env: &Environment) -> Result<()> {
+    const MIB: usize = 1 << 20;
+    let pool = pool_of_no_place(env, ReleaseThreshold::Bytes(0))?;
+    let (resource, stream) = (Resource::new(pool.clone()), env.stream()?);
+    let context = stream.context().clone();
+    let free = usize::try_from(context.memory_info()?.free)?;
+    // On a large GPU 2 GiB are left, on a small simulated one a quarter.
+    let room = (free / 4).min(2048 * MIB);
+    let len = room - room / 8;
+    let plain = Resource::new(DirectResource::new(env.device()?));
+    let mut ballast = Vec::new();
+    for number in 1..5_u8 {
+        let mut buffer = ManagedBuffer::<u8>::uninit_in(&resource, &stream, len)?;
+        buffer.as_mut_slice().fill(number)?;
+        let wrong = buffer.host()?.iter().position(|byte| *byte != number);
+        ensure!(wrong.is_none(), "time {number}: from {wrong:?} on");
+        buffer.prefetch(Location::Device(env.device()?))?;
+        buffer.as_mut_slice().fill(100 + number)?;
+        buffer.into_buffer().free()?;
+        stream.synchronize()?;
+        pool.trim_to(0)?;
+        if ballast.is_empty() {
+            let rest = usize::try_from(context.memory_info()?.free)?.saturating_sub(room);
+            ballast.push(plain.alloc::<u8>(&stream, rest)?);
+            let full = context.memory_info()?.free;
+            println!("{full} of {free} bytes are free, {len} are used in turn");
+        }
     }
     Ok(())
 }

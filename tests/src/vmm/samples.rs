@@ -19,10 +19,12 @@ fn vectors_lie_on_one_device(env: &Environment) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn vectors_lie_on_two_devices(env: &Environment) -> Result<()> {
-    let devices = env.driver.devices()?;
+fn vectors_lie_on_all_devices(env: &Environment) -> Result<()> {
+    let mut devices = env.driver.devices()?;
     vectors_lie_on(env, &devices[..2])?;
-    vectors_lie_on(env, &[devices[1], devices[0]])
+    vectors_lie_on(env, &devices)?;
+    devices.reverse();
+    vectors_lie_on(env, &devices)
 }
 
 /// Vectors in equal parts on these devices, added by a kernel of the usual one.

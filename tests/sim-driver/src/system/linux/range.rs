@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use cuda_driver_sys::CUresult;
+use cuda_sim_support::page::host_page;
 
 use crate::export::Answer;
 use crate::memory::pointer;
@@ -42,8 +43,11 @@ impl Range {
     /// Makes a part accessible, which the caller has checked to be one. The system provides the pages on first access.
     pub(crate) fn commit(&self, at: u64, len: usize) -> Answer {
         let access = libc::PROT_READ | libc::PROT_WRITE;
+        // The system takes whole pages only.
+        let first = at - at % host_page();
+        let len = len + (at - first) as usize;
         // SAFETY: the range lies in this mapping, which only the simulator uses.
-        match unsafe { libc::mprotect(pointer(at), len, access) } {
+        match unsafe { libc::mprotect(pointer(first), len, access) } {
             0 => Ok(()),
             _ => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
         }
