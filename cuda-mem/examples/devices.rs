@@ -132,11 +132,13 @@ impl Machine {
                 })
                 .collect();
             before = now;
-            let changes = changes.join(", ");
-            say!(
-                "  {what:<42} {}",
-                if changes.is_empty() { "-" } else { &changes }
-            )
+            let first = changes.first().map_or("-", String::as_str);
+            say!("  {what:<42} {first}")?;
+            // Other programs may use the other devices.
+            for other in changes.iter().skip(1) {
+                say!("  {:<42} {other}", "")?;
+            }
+            Ok(())
         };
         let context = device.primary_context()?;
         step("the primary context is retained")?;

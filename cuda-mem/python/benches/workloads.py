@@ -200,23 +200,23 @@ def measure():
     seconds = time.perf_counter() - start
     found = torch.cuda.memory_stats()
     asked = found.get("requested_bytes.all.peak") or found["allocated_bytes.all.peak"]
-    print(
-        json.dumps(
-            {
-                "workload": options.workload,
-                "allocator": options.allocator,
-                "device": torch.cuda.current_device(),
-                "cap": options.cap,
-                "steps": steps,
-                "seconds": round(seconds, 4),
-                "asked": round(asked / MIB, 1),
-                "reserved": round(found["reserved_bytes.all.peak"] / MIB, 1),
-                "retries": found.get("num_alloc_retries", 0),
-                "failed": failed,
-            }
-        ),
-        flush=True,
+    line = json.dumps(
+        {
+            "workload": options.workload,
+            "allocator": options.allocator,
+            "device": torch.cuda.current_device(),
+            "cap": options.cap,
+            "steps": steps,
+            "seconds": round(seconds, 4),
+            "asked": round(asked / MIB, 1),
+            "reserved": round(found["reserved_bytes.all.peak"] / MIB, 1),
+            "retries": found.get("num_alloc_retries", 0),
+            "failed": failed,
+        }
     )
+    # In one piece with its end, because all ranks write to one pipe.
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 measure()

@@ -5,3 +5,4 @@ mod ends;
 mod exports;
 mod gathered;
 mod kinds;
+mod spread;
