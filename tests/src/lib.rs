@@ -13,6 +13,8 @@ pub mod case;
 
 mod annotated;
 pub mod arena;
+#[cfg(doctest)]
+mod book;
 pub mod collective;
 pub mod contract;
 mod devices;

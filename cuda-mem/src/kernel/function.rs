@@ -209,7 +209,7 @@ impl Function {
     /// # use cuda_mem::Driver;
     /// # use cuda_mem::kernel::{Image, Launch};
     /// # cuda_sim::use_if_no_driver();
-    /// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kernels.ptx"));
+    /// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/kernels.ptx"));
     /// # let context = Driver::load()?.device(0)?.primary_context()?;
     /// let fill = context.load(&Image::ptx(text)?)?.function("fill")?;
     /// let (threads, blocks) = fill.best_block(0)?;

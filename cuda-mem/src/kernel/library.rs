@@ -24,7 +24,7 @@ use crate::stream::recording;
 /// use cuda_mem::kernel::Image;
 ///
 /// # cuda_sim::use_if_no_driver();
-/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kernels.ptx"));
+/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/kernels.ptx"));
 /// let driver = Driver::load()?;
 /// let library = driver.load_library(&Image::ptx(text)?)?;
 /// assert!(library.devices().is_empty()); // nowhere yet

@@ -34,7 +34,7 @@ use crate::stream::recording;
 /// use cuda_mem::kernel::{Image, Launch};
 ///
 /// # cuda_sim::use_if_no_driver();
-/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kernels.ptx"));
+/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/kernels.ptx"));
 /// let device = Driver::load()?.device(0)?;
 /// let context = device.primary_context()?;
 /// let stream = context.stream()?;

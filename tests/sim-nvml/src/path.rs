@@ -22,13 +22,19 @@ pub fn library_path() -> Option<PathBuf> {
 /// same devices, and counts memory of no other driver.
 ///
 /// ```
-/// use cuda_mem::placement::Nvml;
-///
 /// let simulator = cuda_sim::Machine::new().devices(2).start()?;
 /// let path = nvidia_ml_sim::library_for(simulator.path())?;
 /// // SAFETY: the file is the simulated NVML.
-/// let nvml = unsafe { Nvml::load_from(path) }?;
-/// assert_eq!(nvml.devices()?.len(), 2);
+/// let library = unsafe { cuda_driver_sys::nvml::load_from(path) }?;
+/// let (init, count) = (library.table().nvmlInit_v2, library.table().nvmlDeviceGetCount_v2);
+///
+/// let mut devices = 0;
+/// // SAFETY: both have the signatures of NVML, and `devices` outlives the call.
+/// unsafe {
+///     init.expect("exported")();
+///     count.expect("exported")(&raw mut devices);
+/// }
+/// assert_eq!(devices, 2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_log_of_an_h200_is_read() {
-        let log = include_str!("../../../../docs/hardware/2026-11-23-h200-driver-log.txt");
+        let log = include_str!("../../../data/h200-driver-log.txt");
         let start = log.find("dump ").expect("the dump of the log");
         let (launches, _) = log[start..]
             .split_once("[01:25:21.058]")

@@ -221,8 +221,8 @@ fn variable<'a>(
 mod tests {
     use super::*;
 
-    const CUBIN: &[u8] = include_bytes!("../../../data/bump-sm_90.cubin");
-    const OLDER: &[u8] = include_bytes!("../../../data/bump-sm_80.cubin");
+    const CUBIN: &[u8] = include_bytes!("../../data/bump-sm_90.cubin");
+    const OLDER: &[u8] = include_bytes!("../../data/bump-sm_80.cubin");
 
     #[test]
     fn a_cubin_tells_its_kernels() {

@@ -238,7 +238,7 @@ mod tests {
     }
 
     const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
-    const CUBIN: &[u8] = include_bytes!("../../../data/bump-sm_90.cubin");
+    const CUBIN: &[u8] = include_bytes!("../../data/bump-sm_90.cubin");
 
     #[test]
     fn a_text_ends_at_its_zero_or_with_its_bytes() {

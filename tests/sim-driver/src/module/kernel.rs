@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     fn entry(name: &str) -> Entry {
-        let text = include_str!("../../../data/kernels.ptx");
+        let text = include_str!("../../data/kernels.ptx");
         let code = parse(text, (7, 0)).expect("understood");
         let mut entries = code.entries.into_iter();
         let entry = entries.find(|entry| entry.name.as_bytes() == name.as_bytes());

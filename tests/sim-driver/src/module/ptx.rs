@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn the_kernels_of_the_tests_are_understood() {
-        let text = include_str!("../../../data/kernels.ptx");
+        let text = include_str!("../../data/kernels.ptx");
         let code = parse(text, (7, 0)).expect("understood");
         let shapes: Vec<(&str, Vec<(usize, usize)>)> = code
             .entries

@@ -6,7 +6,7 @@ use cuda_driver_sys::*;
 
 use crate::harness::*;
 
-pub(crate) const KERNELS: &str = include_str!("../../../data/kernels.ptx");
+pub(crate) const KERNELS: &str = include_str!("../../data/kernels.ptx");
 
 pub(crate) const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 pub(crate) const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;

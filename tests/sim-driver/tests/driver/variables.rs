@@ -8,8 +8,8 @@ use crate::harness::*;
 use crate::launches::launch;
 use crate::modules::{function, image, library_of, try_module};
 
-const CUBIN: &[u8] = include_bytes!("../../../data/bump-sm_90.cubin");
-const TEXT: &str = include_str!("../../../data/bump.ptx");
+const CUBIN: &[u8] = include_bytes!("../../data/bump-sm_90.cubin");
+const TEXT: &str = include_str!("../../data/bump.ptx");
 const MANAGED: &str = "
 .version 7.0
 .target sm_70

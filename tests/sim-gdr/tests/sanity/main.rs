@@ -8,7 +8,7 @@
     unused_macros,
     reason = "the tests of the simulated driver use all of it"
 )]
-#[path = "../../../sim-driver/tests/driver/apart.rs"]
+// A link: the archive of this crate has the file itself.
 mod apart;
 mod attributes;
 mod basic;

@@ -1,0 +1,1 @@
+../../../sim-driver/tests/driver/apart.rs
