@@ -10,6 +10,7 @@ mod c_header;
 mod coverage;
 mod outside;
 mod regen;
+mod release;
 mod tidy;
 mod workspace;
 
@@ -36,6 +37,8 @@ enum Command {
     CHeader(c_header::Args),
     /// Put tests, examples and benchmarks into a folder that runs without Rust.
     Bundle(bundle::Args),
+    /// Pack the crates for a registry, and test what is in the archives alone.
+    Release(release::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Baseline(args) => baseline::run(&args),
         Command::CHeader(args) => c_header::run(&args),
         Command::Bundle(args) => bundle::run(&args),
+        Command::Release(args) => release::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
