@@ -6,9 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// What the repository's address is until there is one.
-const NO_ADDRESS: &str = "URL-OF-THIS-REPOSITORY";
-
 /// What `cargo metadata --no-deps` says, as far as it is needed.
 #[derive(Debug, Deserialize)]
 pub(super) struct Metadata {
@@ -101,25 +98,19 @@ pub(super) fn left_to_do(packages: &[&Package], changelog: &str) -> Vec<String> 
             left.push(format!("CHANGELOG.md has no section for {version}"));
         }
     }
-    for package in packages {
-        let mut lacks = Vec::new();
-        let mut need = |key: &'static str, is_there: bool| {
-            if !is_there {
-                lacks.push(key);
-            }
-        };
-        need("description", package.description.is_some());
-        need("license", package.license.is_some());
-        need("readme", package.readme.is_some());
-        need("rust-version", package.rust_version.is_some());
-        need("keywords", !package.keywords.is_empty());
-        need("categories", !package.categories.is_empty());
-        let address = package.repository.as_deref();
-        need("repository", address.is_some_and(|url| url != NO_ADDRESS));
-        if !lacks.is_empty() {
-            left.push(format!("{} has no {}", package.name, lacks.join(", ")));
-        }
-    }
+    let absent = |key: &str, is_there: &dyn Fn(&Package) -> bool| {
+        let lack = packages.iter().filter(|package| !is_there(package));
+        let names: Vec<&str> = lack.map(|package| package.name.as_str()).collect();
+        (!names.is_empty()).then(|| format!("no {key}: {}", names.join(", ")))
+    };
+    left.extend(absent("description", &|p| p.description.is_some()));
+    left.extend(absent("license", &|p| p.license.is_some()));
+    left.extend(absent("readme", &|p| p.readme.is_some()));
+    left.extend(absent("rust-version", &|p| p.rust_version.is_some()));
+    left.extend(absent("keywords", &|p| !p.keywords.is_empty()));
+    left.extend(absent("categories", &|p| !p.categories.is_empty()));
+    let has_address = |p: &Package| p.repository.as_deref().is_some_and(|url| url != NO_ADDRESS);
+    left.extend(absent("repository", &has_address));
     left
 }
 
@@ -265,12 +256,12 @@ mod tests {
         );
         let mut bare = package("a", &[]);
         bare["keywords"] = json!([]);
-        bare["repository"] = json!(NO_ADDRESS);
+        bare["repository"] = json!("ADDRESS");
         let bare = metadata(&[bare]);
         let order = bare.in_order().expect("one");
         assert_eq!(
             left_to_do(&order, changelog),
-            ["a has no keywords, repository"]
+            ["no keywords: a", "no repository: a"]
         );
     }
 
