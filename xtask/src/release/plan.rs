@@ -109,7 +109,11 @@ pub(super) fn left_to_do(packages: &[&Package], changelog: &str) -> Vec<String> 
     left.extend(absent("rust-version", &|p| p.rust_version.is_some()));
     left.extend(absent("keywords", &|p| !p.keywords.is_empty()));
     left.extend(absent("categories", &|p| !p.categories.is_empty()));
-    let has_address = |p: &Package| p.repository.as_deref().is_some_and(|url| url != NO_ADDRESS);
+    // It may be a placeholder.
+    let has_address = |p: &Package| {
+        let address = p.repository.as_deref();
+        address.is_some_and(|url| url.contains("://"))
+    };
     left.extend(absent("repository", &has_address));
     left
 }
