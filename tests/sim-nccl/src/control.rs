@@ -4,10 +4,10 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use cuda_driver_sys::nccl::{ncclComm_t, ncclResult_t};
+use cuda_sim_support::library::Library;
 
 use crate::simnccl::IDENTITY;
 
@@ -70,16 +70,14 @@ impl Control {
     /// If nothing can be opened there, or the library is not this simulator.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
-        let name = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: the caller names the simulator, whose only initialiser reads settings.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
+        let library = unsafe { Library::open(path) };
+        let library = library.map_err(|_| {
             let path = path.display();
-            return Err(io::Error::other(format!("{path} cannot be opened")));
-        }
+            io::Error::other(format!("{path} cannot be opened"))
+        })?;
         let address = |name: &CStr| {
-            // SAFETY: the handle is open.
-            let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            let address = library.address(name);
             let wrong = || {
                 let path = path.display();
                 io::Error::other(format!(

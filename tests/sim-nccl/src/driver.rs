@@ -1,8 +1,6 @@
 //! The simulated driver of this process. Linking it would export its functions from this library too.
 
-use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::nccl::ncclResult_t;
@@ -10,6 +8,8 @@ use cuda_driver_sys::{
     CUcontext, CUresult, CUstream, CUstreamCaptureStatus, DriverLibrary, DriverTable,
 };
 use cuda_sim_support::find::built_library;
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 use cuda_sim_support::settings::machine_folder;
 
 use crate::export::{Answer, fail};
@@ -74,10 +74,12 @@ pub(crate) fn driver() -> Answer<&'static Driver> {
     if let Some(driver) = *found {
         return Ok(driver);
     }
-    const FILE: &str = "libcuda_sim.so";
+    const FILE: &str = library_file!("cuda_sim");
     let known = match machine_folder() {
         Some(folder) => Some(folder.join(FILE)),
-        None => built_library("CUDA_SIM_LIBRARY", FILE).filter(|path| handle(path).is_some()),
+        None => {
+            built_library("CUDA_SIM_LIBRARY", FILE).filter(|path| Library::if_open(path).is_some())
+        }
     };
     let library = match known {
         // SAFETY: the simulated driver, which a machine's folder has under this name.
@@ -100,12 +102,11 @@ pub(crate) fn driver() -> Answer<&'static Driver> {
 }
 
 fn open(library: &'static DriverLibrary) -> Option<Driver> {
-    let handle = handle(library.path())?;
+    let opened = Library::if_open(library.path())?;
     /// A function of the simulator, with the type that its name implies.
     macro_rules! function {
         ($name:literal) => {{
-            // SAFETY: the handle is open and never closed.
-            let address = unsafe { libc::dlsym(handle, $name.as_ptr()) };
+            let address = opened.address($name);
             // SAFETY: null is `None`; the simulator exports this name with this signature.
             unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }
         }};
@@ -123,14 +124,6 @@ fn open(library: &'static DriverLibrary) -> Option<Driver> {
     unsafe { register_model(name.as_ptr(), Some(launch::model), none, None) };
     on_free(Some(register::on_free));
     Some(driver)
-}
-
-/// The handle of a library that is open.
-fn handle(path: &Path) -> Option<*mut c_void> {
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: with NOLOAD nothing is loaded and no initialiser runs.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    (!handle.is_null()).then_some(handle)
 }
 
 impl Driver {

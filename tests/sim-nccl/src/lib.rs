@@ -1,6 +1,6 @@
 //! A simulated NCCL, for machines without a GPU.
 //!
-//! The built library, `libnccl_sim.so`, exports NCCL's own functions and moves data between the devices of the simulated
+//! The built library, `libnccl_sim.so` or `nccl_sim.dll`, exports NCCL's own functions and moves data between the devices of the simulated
 //! driver. All ranks of a communicator are in one process: a thread each, or one thread that groups their calls.
 //!
 //! It is configured by the environment, or by the machine that it was copied for, and reads this when it is first called.
@@ -34,9 +34,9 @@
 //! Results follow NCCL's documentation, and are not measured. Only one process is simulated: no network, no topology, no
 //! fabric.
 //!
-//! Linux only; elsewhere the crate is empty.
+//! Linux and Windows only; elsewhere the crate is empty.
 
-#![cfg(target_os = "linux")]
+#![cfg(any(target_os = "linux", windows))]
 
 mod calls;
 mod clique;

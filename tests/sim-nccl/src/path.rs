@@ -1,17 +1,17 @@
 //! Path of the built library.
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nccl::NCCL_LIBRARY_VARIABLE;
 use cuda_sim_support::find::{built_library, library_beside};
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NCCL_SIM_LIBRARY";
 
-const FILE: &str = "libnccl_sim.so";
+const FILE: &str = library_file!("nccl_sim");
 
 /// The built library: `$NCCL_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate was
 /// built.
@@ -77,24 +77,15 @@ fn chosen(variable: &str) -> Option<PathBuf> {
 
 /// Whether the driver at `path` is the simulated one.
 fn is_simulated(path: &Path) -> bool {
-    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
     // SAFETY: the user has chosen this file as the driver, and loading it only runs its initialisers.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
-    if handle.is_null() {
-        return false;
-    }
-    // SAFETY: the handle is open.
-    let symbol = unsafe { libc::dlsym(handle, c"simcuda_identify".as_ptr()) };
-    !symbol.is_null()
+    let library = unsafe { Library::open(path) };
+    library.is_ok_and(|library| !library.address(c"simcuda_identify").is_null())
 }
 
 /// Whether the loader finds the real library.
 fn has_nccl() -> bool {
     // SAFETY: this is NCCL's own name, and loading it only runs its initialisers.
-    let handle = unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), libc::RTLD_LAZY) };
-    !handle.is_null()
+    unsafe { Library::is_installed("libnccl.so.2") }
 }
 
 #[cfg(test)]
@@ -143,6 +134,7 @@ mod tests {
     }
 
     /// The loader finds a `libnccl.so.2`, which is the simulated one under that name.
+    #[cfg(unix)]
     #[test]
     fn a_real_nccl_is_not_used_on_the_simulated_driver() {
         let folder = tempfile::tempdir().expect("a folder");

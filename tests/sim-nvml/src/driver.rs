@@ -1,10 +1,11 @@
 //! Memory usage of the simulated driver in this process, if loaded.
 
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use cuda_sim_support::find::built_library;
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 use cuda_sim_support::settings::machine_folder;
 
 use crate::knobs::Unit;
@@ -25,23 +26,16 @@ fn function() -> Option<MemoryUsed> {
     if let Some(found) = FOUND.get() {
         return Some(*found);
     }
-    const FILE: &str = "libcuda_sim.so";
+    const FILE: &str = library_file!("cuda_sim");
     let path = match machine_folder() {
         Some(folder) => folder.join(FILE),
         None => built_library("CUDA_SIM_LIBRARY", FILE)?,
     };
-    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: with NOLOAD nothing is loaded and no initialiser runs.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    if library.is_null() {
-        return None;
-    }
-    // SAFETY: an open library, and a zero-terminated name.
-    let symbol = unsafe { libc::dlsym(library, c"simcuda_memory_used".as_ptr()) };
+    let symbol = Library::if_open(&path)?.address(c"simcuda_memory_used");
     if symbol.is_null() {
         return None;
     }
     // SAFETY: the simulated driver exports it with this signature.
-    let found = unsafe { std::mem::transmute::<*mut libc::c_void, MemoryUsed>(symbol) };
+    let found = unsafe { std::mem::transmute::<*mut c_void, MemoryUsed>(symbol) };
     Some(*FOUND.get_or_init(|| found))
 }

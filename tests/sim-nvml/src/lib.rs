@@ -1,6 +1,6 @@
 //! A simulated NVML, for machines without a GPU.
 //!
-//! The built library, `libnvidia_ml_sim.so`, exports NVML's own functions and reports the devices of the simulated
+//! The built library, `libnvidia_ml_sim.so` or `nvidia_ml_sim.dll`, exports NVML's own functions and reports the devices of the simulated
 //! driver: the same UUIDs, PCI bus numbers, names and memory. Like NVML, it numbers them in PCI bus order and ignores
 //! `CUDA_VISIBLE_DEVICES`.
 //!
@@ -28,9 +28,9 @@
 //!
 //! Its results follow NVML's reference, and are not measured.
 //!
-//! Linux only; elsewhere the crate is empty.
+//! Linux and Windows only; elsewhere the crate is empty.
 
-#![cfg(target_os = "linux")]
+#![cfg(any(target_os = "linux", windows))]
 
 mod driver;
 mod export;

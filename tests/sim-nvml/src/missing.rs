@@ -4,15 +4,13 @@ use std::ffi::c_void;
 
 use crate::knobs::Knobs;
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ON_LOAD: extern "C" fn() = on_load;
+cuda_sim_support::on_load!(on_load);
 
 /// Run first by the loader. Does nothing in a program that only links this crate.
 extern "C" fn on_load() {
     let missing = &Knobs::get().missing;
     if !missing.is_empty() {
-        cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
+        cuda_sim_support::hide_in_library(on_load as *const c_void, |name| {
             missing.iter().any(|symbol| symbol == name)
         });
     }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
 use cuda_sim_support::find::{built_library, library_beside};
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";
 
-const FILE: &str = "libnvidia_ml_sim.so";
+const FILE: &str = library_file!("nvidia_ml_sim");
 
 /// The built library: `$NVML_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate was
 /// built.
@@ -65,9 +67,13 @@ pub fn use_if_no_nvml() {
 
 /// Whether the loader finds the real library.
 fn has_nvml() -> bool {
+    const NAME: &str = if cfg!(windows) {
+        "nvml.dll"
+    } else {
+        "libnvidia-ml.so.1"
+    };
     // SAFETY: this is NVML's own name, and loading it only runs its initialisers.
-    let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY) };
-    !handle.is_null()
+    unsafe { Library::is_installed(NAME) }
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! What the tool of this process knows, for tests.
 
-use std::ffi::{CString, c_void};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 
 use cuda_sim_support::find::built_library;
+use cuda_sim_support::library::Library;
+use cuda_sim_support::library_file;
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 const LIBRARY_VARIABLE: &str = "NVTX_SIM_LIBRARY";
 
-const FILE: &str = "libnvtx_sim.so";
+const FILE: &str = library_file!("nvtx_sim");
 
 /// The built library: `$NVTX_SIM_LIBRARY`, or beside the running program, or in the target folder where this crate was
 /// built.
@@ -56,14 +57,7 @@ impl Control {
     /// another tool.
     #[must_use]
     pub fn of(library: &Path) -> Option<Self> {
-        let path = CString::new(library.as_os_str().as_bytes()).ok()?;
-        // SAFETY: the path ends in a zero, and a library that is open already runs no initialisers.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        if handle.is_null() {
-            return None;
-        }
-        // SAFETY: the handle is open, and the name ends in a zero.
-        let address = unsafe { libc::dlsym(handle, c"nvtxsim_state".as_ptr()) };
+        let address = Library::if_open(library)?.address(c"nvtxsim_state");
         // SAFETY: null is `None`; else it is this crate's function, and the tool's library is never closed.
         let read = unsafe { std::mem::transmute::<*mut c_void, Option<ReadState>>(address) };
         read.map(Self)
