@@ -10,6 +10,7 @@ pub(crate) mod load;
 pub(crate) mod location;
 pub(crate) mod pointer;
 pub(crate) mod raw;
+pub(crate) mod security;
 #[cfg(feature = "sim")]
 mod simulated;
 

@@ -1,13 +1,13 @@
 //! Memory shared with others: graphs, other processes, other devices of the machine, other libraries.
 //!
-//! A [`Capture`] records a stream into a [`Graph`]. On Linux a [`Channel`] shares pools, buffers and events with other
-//! processes. [`GpuDirect`] and `DmaBuf` give network cards and storage access to GPU memory.
+//! A [`Capture`] records a stream into a [`Graph`]. On Linux a `Channel` shares pools, buffers and events with other
+//! processes; on Windows handles do, which the program duplicates into them. [`GpuDirect`] and `DmaBuf` give network cards and storage access to GPU memory.
 //! [`dlpack`] exchanges tensors with Python libraries and others.
 
 pub mod dlpack;
 pub(crate) mod gpu_direct;
 pub(crate) mod graph;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 pub(crate) mod ipc;
 
 #[cfg(target_os = "linux")]
@@ -18,7 +18,6 @@ pub use graph::{
     Instantiate, Node, NodeMemory, PersistentAllocation,
 };
 #[cfg(target_os = "linux")]
-pub use ipc::{
-    Channel, EventHandle, ExportedBuffer, FabricHandle, ImportedPool, Listener, Message, Peers,
-    PointerToken, SharedBuffer,
-};
+pub use ipc::{Channel, ExportedBuffer, Listener, Message, Peers};
+#[cfg(any(target_os = "linux", windows))]
+pub use ipc::{EventHandle, FabricHandle, ImportedPool, PointerToken, SharedBuffer};

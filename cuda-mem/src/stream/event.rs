@@ -120,7 +120,7 @@ impl Event {
     /// # Safety
     ///
     /// The event must be live, belong to this context, and have no other owner.
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "linux", windows))]
     #[track_caller]
     pub(crate) unsafe fn from_raw(context: &Context, raw: CUevent) -> Self {
         Self::own(context, raw, false)

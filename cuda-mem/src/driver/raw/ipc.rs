@@ -1,7 +1,12 @@
 //! Sharing with other processes. Pools and pointers need no current context (measured), events do.
 
-use std::ffi::{c_int, c_void};
+#[cfg(target_os = "linux")]
+use std::ffi::c_int;
+use std::ffi::c_void;
+#[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
+#[cfg(windows)]
+use std::os::windows::io::{OwnedHandle, RawHandle};
 
 use cuda_driver_sys::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUmemAllocationHandleType, CUmemFabricHandle,
@@ -11,14 +16,18 @@ use cuda_driver_sys::{
 use super::{Table, call};
 use crate::base::error::Result;
 
+#[cfg(target_os = "linux")]
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+#[cfg(windows)]
+const WIN32: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32;
 const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
 
 /// A descriptor of the pool, for other processes.
 ///
 /// # Safety
 /// `pool` must be a live pool that no other thread destroys meanwhile (R28).
+#[cfg(target_os = "linux")]
 pub(crate) unsafe fn export_fd(table: &Table, pool: CUmemoryPool) -> Result<OwnedFd> {
     let mut descriptor: c_int = -1;
     let out: *mut c_void = (&raw mut descriptor).cast();
@@ -33,8 +42,22 @@ pub(crate) unsafe fn export_fd(table: &Table, pool: CUmemoryPool) -> Result<Owne
     unsafe { super::descriptor(descriptor) }
 }
 
+/// A handle of the pool, which can be duplicated into other processes.
+///
 /// # Safety
-/// As [`export_fd`], and no export of this pool may have failed before: the next one can crash the
+/// `pool` must be a live pool that no other thread destroys meanwhile (R28).
+#[cfg(windows)]
+pub(crate) unsafe fn export_handle(table: &Table, pool: CUmemoryPool) -> Result<OwnedHandle> {
+    let mut handle: RawHandle = std::ptr::null_mut();
+    let out: *mut c_void = (&raw mut handle).cast();
+    // SAFETY: for this kind the driver writes a HANDLE to `out`; the flags must be 0.
+    unsafe { call!(table, cuMemPoolExportToShareableHandle(out, pool, WIN32, 0)) }?;
+    // SAFETY: the driver made it for this call.
+    unsafe { super::handle(handle) }
+}
+
+/// # Safety
+/// `pool` must be a live pool that no other thread destroys meanwhile (R28), and no export of this pool may have failed before: the next one can crash the
 /// process (measured).
 pub(crate) unsafe fn export_fabric(table: &Table, pool: CUmemoryPool) -> Result<[u8; 64]> {
     let mut handle = CUmemFabricHandle { data: [0; 64] };
@@ -53,6 +76,7 @@ pub(crate) unsafe fn export_fabric(table: &Table, pool: CUmemoryPool) -> Result<
 ///
 /// # Safety
 /// No other thread may destroy a pool meanwhile (R28).
+#[cfg(target_os = "linux")]
 pub(crate) unsafe fn import_fd(table: &Table, descriptor: c_int) -> Result<CUmemoryPool> {
     let mut pool = std::ptr::null_mut();
     // The number itself is what is handed over, in the place of a pointer.
@@ -67,8 +91,25 @@ pub(crate) unsafe fn import_fd(table: &Table, descriptor: c_int) -> Result<CUmem
     Ok(pool)
 }
 
+/// The handle is not taken over.
+///
 /// # Safety
-/// As [`import_fd`], and the handle must come from [`export_fabric`] of some process.
+/// No other thread may destroy a pool meanwhile (R28).
+#[cfg(windows)]
+pub(crate) unsafe fn import_handle(table: &Table, handle: RawHandle) -> Result<CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: `pool` is valid for a write of one handle; the flags must be 0.
+    unsafe {
+        call!(
+            table,
+            cuMemPoolImportFromShareableHandle(&raw mut pool, handle, WIN32, 0)
+        )
+    }?;
+    Ok(pool)
+}
+
+/// # Safety
+/// No other thread may destroy a pool meanwhile (R28), and the handle must come from [`export_fabric`] of some process.
 pub(crate) unsafe fn import_fabric(table: &Table, handle: [u8; 64]) -> Result<CUmemoryPool> {
     let mut pool = std::ptr::null_mut();
     let mut handle = CUmemFabricHandle { data: handle };

@@ -15,7 +15,7 @@ pub(crate) mod gpu_direct;
 pub(crate) mod graph;
 pub(crate) mod host;
 pub(crate) mod init;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 pub(crate) mod ipc;
 pub(crate) mod log;
 pub(crate) mod managed;
@@ -59,6 +59,8 @@ impl<'a> Queue<'a> {
 use std::ffi::c_int;
 #[cfg(target_os = "linux")]
 use std::os::fd::{FromRawFd, OwnedFd};
+#[cfg(windows)]
+use std::os::windows::io::{FromRawHandle, OwnedHandle};
 
 use cuda_driver_sys::{CUresult, CUstream, MissingSymbol};
 
@@ -123,6 +125,19 @@ unsafe fn descriptor(number: c_int) -> Result<OwnedFd> {
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| Error::system("closing a descriptor on exec", error.into()))?;
     Ok(descriptor)
+}
+
+/// A handle that the driver has just made for this process.
+///
+/// # Safety
+/// It must have no other owner.
+#[cfg(windows)]
+unsafe fn handle(raw: std::os::windows::io::RawHandle) -> Result<OwnedHandle> {
+    if raw.is_null() {
+        return Err(Error::invalid("the driver gave no handle".to_owned()));
+    }
+    // SAFETY: the caller's, and it is one.
+    Ok(unsafe { OwnedHandle::from_raw_handle(raw) })
 }
 
 #[cold]

@@ -1,12 +1,16 @@
 //! Virtual memory management: addresses, physical memory, and what brings them together.
 
-use std::ffi::c_ulonglong;
 #[cfg(target_os = "linux")]
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
+use std::ffi::c_ulonglong;
+#[cfg(any(target_os = "linux", windows))]
+use std::ffi::c_void;
 #[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
+#[cfg(windows)]
+use std::os::windows::io::{OwnedHandle, RawHandle};
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 use cuda_driver_sys::CUmemAllocationHandleType;
 use cuda_driver_sys::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
@@ -173,7 +177,7 @@ pub(crate) unsafe fn access(
 ///
 /// # Safety
 /// `handle` must be live.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 pub(crate) unsafe fn properties(
     table: &Table,
     handle: CUmemGenericAllocationHandle,
@@ -230,6 +234,50 @@ pub(crate) unsafe fn import_fd(
         call!(
             table,
             cuMemImportFromShareableHandle(&raw mut handle, place, kind)
+        )
+    }?;
+    Ok(handle)
+}
+
+/// Exports memory as a handle, which can be duplicated into other processes.
+///
+/// # Safety
+/// `handle` must be live.
+#[cfg(windows)]
+pub(crate) unsafe fn export_handle(
+    table: &Table,
+    handle: CUmemGenericAllocationHandle,
+) -> Result<OwnedHandle> {
+    let mut shared: RawHandle = std::ptr::null_mut();
+    let place = (&raw mut shared).cast::<c_void>();
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32;
+    // SAFETY: of this kind the driver writes one HANDLE.
+    unsafe {
+        call!(
+            table,
+            cuMemExportToShareableHandle(place, handle, kind, NO_FLAGS)
+        )
+    }?;
+    // SAFETY: the driver made it for this call.
+    unsafe { super::handle(shared) }
+}
+
+/// Imports the memory behind a handle of this process, which another one has exported.
+///
+/// # Safety
+/// There must be an initialised driver behind the table.
+#[cfg(windows)]
+pub(crate) unsafe fn import_handle(
+    table: &Table,
+    shared: RawHandle,
+) -> Result<CUmemGenericAllocationHandle> {
+    let mut handle = 0;
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32;
+    // SAFETY: `handle` is valid for a write.
+    unsafe {
+        call!(
+            table,
+            cuMemImportFromShareableHandle(&raw mut handle, shared, kind)
         )
     }?;
     Ok(handle)

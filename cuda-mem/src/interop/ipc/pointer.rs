@@ -21,7 +21,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// have been exported before (measured).
     ///
     /// The other process may import the buffer at once, but may use the memory only after the allocation is complete,
-    /// and must free its mapping before the buffer is freed here; [`Channel::lend`](super::Channel::lend) ensures both.
+    /// and must free its mapping before the buffer is freed here; `Channel::lend` ensures both on Linux.
     ///
     /// # Errors
     ///
@@ -219,10 +219,12 @@ impl Mapping {
 }
 
 impl ExternalOwner for Mapping {
+    #[cfg(target_os = "linux")]
     fn loan_number(&self) -> Option<u64> {
         self.received.as_ref().map(|received| received.number)
     }
 
+    #[cfg(target_os = "linux")]
     fn note_failed_return(&self, failure: Option<String>) {
         if let Some(received) = &self.received {
             received.set_failure(failure);

@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::fs::File;
+#[cfg(target_os = "linux")]
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+#[cfg(windows)]
+use std::os::windows::io::{AsHandle, AsRawHandle, OwnedHandle};
 use std::sync::Arc;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemoryPool, CUresult};
@@ -55,11 +58,32 @@ impl MemoryPool {
     /// # drop(descriptor);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
+    #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         self.export("POSIX_FILE_DESCRIPTOR", || {
             // SAFETY: the pool is live, and no pool ends meanwhile.
             unsafe { raw::ipc::export_fd(self.driver().table(), self.as_raw()) }
+        })
+    }
+
+    /// A handle of this pool for another process, which imports it with [`ImportedPool::from_handle`]. Each call makes a
+    /// new one. The pool must have been built with [`HandleTypes::WIN32`]. Needs CUDA 11.2.
+    ///
+    /// It is a handle of this process. To be of use in another one, it has to be duplicated into it: by `DuplicateHandle`
+    /// of Windows, here or there. Processes of the same user may open it.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
+    /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
+    /// one.
+    #[cfg(windows)]
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    pub fn export_handle(&self) -> Result<OwnedHandle> {
+        self.export("WIN32", || {
+            // SAFETY: the pool is live, and no pool ends meanwhile.
+            unsafe { raw::ipc::export_handle(self.driver().table(), self.as_raw()) }
         })
     }
 
@@ -99,6 +123,11 @@ impl MemoryPool {
             error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
         })
     }
+}
+
+/// The driver's answer to a descriptor or handle of anything else.
+fn no_pool(error: Error, why: &'static str) -> Error {
+    error.meaning(CUresult::CUDA_ERROR_UNKNOWN, ErrorKind::InvalidValue, why)
 }
 
 /// The directory of the channels that fabric handles need, as NVIDIA's driver creates it.
@@ -168,20 +197,36 @@ impl ImportedPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the descriptor is of something else;
     /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot access the memory; otherwise any driver error.
+    #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]
     pub fn from_fd(device: &Device, descriptor: impl AsFd) -> Result<Self> {
         let number = descriptor.as_fd().as_raw_fd();
         Self::open(device, || {
             // SAFETY: the descriptor is open, and no pool ends meanwhile.
-            unsafe { raw::ipc::import_fd(device.driver().table(), number) }.map_err(|error| {
+            unsafe { raw::ipc::import_fd(device.driver().table(), number) }
                 // Measured: the driver's answer to a descriptor of anything else.
-                error.meaning(
-                    CUresult::CUDA_ERROR_UNKNOWN,
-                    ErrorKind::InvalidValue,
-                    "the descriptor is not that of a pool",
-                )
-            })
+                .map_err(|error| no_pool(error, "the descriptor is not that of a pool"))
+        })
+    }
+
+    /// Imports the pool that a handle from [`MemoryPool::export_handle`] names, to use its memory on `device`. The handle
+    /// must be one of this process, into which it was duplicated. Does not take ownership of it. Importing one pool twice
+    /// gives two handles of one import. Needs CUDA 11.2.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the handle is of something else;
+    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot access the memory; otherwise any driver error.
+    #[cfg(windows)]
+    #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    #[track_caller]
+    pub fn from_handle(device: &Device, handle: impl AsHandle) -> Result<Self> {
+        let handle = handle.as_handle().as_raw_handle();
+        Self::open(device, || {
+            // SAFETY: the handle is open, and no pool ends meanwhile.
+            unsafe { raw::ipc::import_handle(device.driver().table(), handle) }
+                .map_err(|error| no_pool(error, "the handle is not that of a pool"))
         })
     }
 
@@ -189,8 +234,8 @@ impl ImportedPool {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric; otherwise as
-    /// [`from_fd`](Self::from_fd).
+    /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric, or if `device` cannot access the memory;
+    /// otherwise any driver error.
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]
     pub fn from_fabric(device: &Device, handle: &FabricHandle) -> Result<Self> {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 #[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
+#[cfg(windows)]
+use std::os::windows::io::OwnedHandle;
 use std::sync::{Arc, MutexGuard};
 
 use bytemuck::Pod;
@@ -452,6 +454,24 @@ impl<T: Pod> GrowableBuffer<T> {
         let parts = own.memory()?.parts();
         parts
             .map(|part| Ok((part.export_fd()?, part.size_bytes())))
+            .collect()
+    }
+
+    /// A handle and a size in bytes for each of its [parts](MappedMemory::parts), in address order. Another process, into
+    /// which the handles are duplicated, needs both: there `import_handle` of
+    /// [`PhysicalMemory`](super::PhysicalMemory) and [`build_from`](super::MappedMemoryBuilder::build_from) make a buffer
+    /// of them. Does not wait: the stream must have completed whatever the other process may read.
+    ///
+    /// # Errors
+    ///
+    /// As [`PhysicalMemory::export_handle`](super::PhysicalMemory::export_handle).
+    #[cfg(windows)]
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_handles(&self) -> Result<Vec<(OwnedHandle, u64)>> {
+        let mut own = self.own()?;
+        let parts = own.memory()?.parts();
+        parts
+            .map(|part| Ok((part.export_handle()?, part.size_bytes())))
             .collect()
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 #[cfg(target_os = "linux")]
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+#[cfg(windows)]
+use std::os::windows::io::{AsRawHandle as _, BorrowedHandle, OwnedHandle};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
@@ -16,7 +18,7 @@ use crate::base::report;
 use crate::driver::Driver;
 use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::Location;
-use crate::driver::raw;
+use crate::driver::{raw, security};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::reclaim;
 use crate::stream::recording;
@@ -138,6 +140,7 @@ impl PhysicalMemoryBuilder {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: CUmemAllocationHandleType(self.handle_types.bits()),
             location: self.location.to_raw(),
+            win32HandleMetaData: security::of_memory(self.handle_types),
             ..CUmemAllocationProp::default()
         };
         prop.allocFlags.gpuDirectRDMACapable = self.gpu_direct_rdma.into();
@@ -279,6 +282,41 @@ impl PhysicalMemory {
             .map_err(|error| error.asked(|| format!("a descriptor of {self}")))
     }
 
+    /// A handle through which another process can import the same memory; see [`import_handle`](Self::import_handle). The
+    /// memory must have been made with [`HandleTypes::WIN32`].
+    ///
+    /// It is a handle of this process. To be of use in another one, it has to be duplicated into it: by `DuplicateHandle`
+    /// of Windows, here or there. Processes of the same user may open it.
+    ///
+    /// # Errors
+    ///
+    /// Any driver error: an invalid value if the memory was not
+    /// [made for that](PhysicalMemoryBuilder::handle_types), and for memory that was imported.
+    #[cfg(windows)]
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_handle(&self) -> Result<OwnedHandle> {
+        // SAFETY: the handle is live.
+        unsafe { raw::vmm::export_handle(self.0.driver.table(), self.0.raw) }
+            .map_err(|error| error.asked(|| format!("a handle of {self}")))
+    }
+
+    /// Imports memory that another process exported as this handle, which must be one of this process, into which it was
+    /// duplicated. It is not taken over. `bytes` is the size of the memory there, which the handle does not contain; the
+    /// driver maps no other size.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes; otherwise any driver error.
+    #[cfg(windows)]
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    #[track_caller]
+    pub fn import_handle(driver: Driver, handle: BorrowedHandle<'_>, bytes: u64) -> Result<Self> {
+        // SAFETY: the driver is initialised, and looks at the handle only during the call.
+        Self::import(driver, bytes, || unsafe {
+            raw::vmm::import_handle(driver.table(), handle.as_raw_handle())
+        })
+    }
+
     /// Imports memory that another process exported as this descriptor. `bytes` is its size there, which the descriptor
     /// does not contain; the driver maps no other size.
     ///
@@ -307,11 +345,23 @@ impl PhysicalMemory {
     #[doc(alias = "cuMemImportFromShareableHandle")]
     #[track_caller]
     pub fn import_fd(driver: Driver, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
+        // SAFETY: the driver is initialised, and looks at the descriptor only during the call.
+        Self::import(driver, bytes, || unsafe {
+            raw::vmm::import_fd(driver.table(), descriptor.as_raw_fd())
+        })
+    }
+
+    #[cfg(any(target_os = "linux", windows))]
+    #[track_caller]
+    fn import(
+        driver: Driver,
+        bytes: u64,
+        import: impl FnOnce() -> Result<CUmemGenericAllocationHandle>,
+    ) -> Result<Self> {
         let bytes = whole(bytes, 1)?;
         let table = driver.table();
-        // SAFETY: the driver is initialised, and looks at the descriptor only during the call.
-        let raw = unsafe { raw::vmm::import_fd(table, descriptor.as_raw_fd()) }
-            .map_err(|error| error.asked(|| "memory of another process".to_owned()))?;
+        let raw =
+            import().map_err(|error| error.asked(|| "memory of another process".to_owned()))?;
         // SAFETY: the handle was made just now.
         let prop = match unsafe { raw::vmm::properties(table, raw) } {
             Ok(prop) => prop,

@@ -8,7 +8,7 @@ use crate::base::error::{Bytes, Error, Result};
 use crate::driver::Driver;
 use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::{AllocationType, Location};
-use crate::driver::raw;
+use crate::driver::{raw, security};
 use crate::ledger::Recorder;
 use crate::stream::deferred;
 
@@ -255,6 +255,7 @@ impl PoolBuilder {
             allocType: self.allocation_type.to_raw(),
             handleTypes: CUmemAllocationHandleType(self.handle_types.bits()),
             location: self.location.to_raw(),
+            win32SecurityAttributes: security::of_pools(self.handle_types),
             maxSize: usize::try_from(max_size).unwrap_or(usize::MAX),
             usage: if self.hw_decompress {
                 CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS as u16

@@ -25,7 +25,7 @@ pub use default::{CurrentPool, DefaultPool};
 pub(crate) use free::{explain_refusal, free, free_harmlessly, free_otherwise};
 use pending_destroy::End;
 pub use properties::PoolProperties;
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 pub(crate) use sharing::no_pool_ends;
 
 pub use settings::{ReleaseThreshold, ReusePolicy};

@@ -58,13 +58,13 @@ pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
 }
 
 impl MemoryPool {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "linux", windows))]
     pub(crate) fn handle_types(&self) -> HandleTypes {
         self.0.0.sharing.handle_types
     }
 
     /// Prevents further allocation from this pool: the driver would crash.
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "linux", windows))]
     pub(crate) fn note_failed_export(&self) {
         self.0.0.sharing.has_failed.store(true, Ordering::Relaxed);
         // Allocations look at this first, and then ask in `require_reach`.
