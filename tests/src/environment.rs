@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::driver::HandleTypes;
 use cuda_mem::{Context, CudaVersion, Device, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_sim::control::Control;
+
+use crate::handles;
 
 /// Which driver the tests run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +205,7 @@ impl Environment {
         Ok(MemoryPool::builder(&self.device()?).build()?)
     }
 
-    /// A new pool that can be exported as a descriptor. When closed it is destroyed, not kept as a spare.
+    /// A new pool that can be exported, as a descriptor or a handle of Windows. When closed it is destroyed, not kept as a spare.
     ///
     /// # Errors
     ///
@@ -214,20 +215,19 @@ impl Environment {
         self.need(11, 3)?;
         let device = self.device()?;
         let types = device.capabilities()?.pool_handle_types;
-        if !types.contains(HandleTypes::POSIX_FILE_DESCRIPTOR) {
-            return Err(Skip("no pools that can be exported as descriptors".to_owned()).into());
+        if !types.contains(handles::KIND) {
+            let kind = handles::KIND;
+            return Err(Skip(format!("no pools that can be exported as {kind}")).into());
         }
         Ok(MemoryPool::builder(&device)
-            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .handle_types(handles::KIND)
             .build()?)
     }
 }
 
 /// Bytes of a page of the host.
 pub(crate) fn host_page() -> usize {
-    // SAFETY: no preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(page).unwrap_or(4096)
+    cuda_sim_support::page::host_page() as usize
 }
 
 /// How many streams a GPU is asked for before the first test gets one; 128 without it.
@@ -267,5 +267,5 @@ fn reason(error: &anyhow::Error) -> String {
 ///
 /// If it was not built.
 pub fn sim_path() -> Result<PathBuf> {
-    cuda_sim::library_path().context("libcuda_sim.so was not found beside the test program")
+    cuda_sim::library_path().context("the simulated driver was not found beside the test program")
 }

@@ -1,14 +1,15 @@
 //! An arena's own thread: that it helps, and the rules that it keeps.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ReleaseThreshold, Resource, Stream};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Skip};
 use crate::foreign::{begin, end_well};
-use crate::forks::ends_well;
+use crate::forks;
 
 const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
@@ -16,6 +17,8 @@ const PIECE: usize = 32 * MIB;
 /// What such a request wants, in one place.
 const LARGE: usize = 4 * PIECE;
 const NAME: &str = "cuda-mem-arena";
+/// Where Linux lists the threads of a process.
+const TASKS: &str = "/proc/self/task";
 /// More than any work here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -38,7 +41,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
 /// The arenas' threads of this process, by number.
 fn threads() -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc/self/task")? {
+    for entry in fs::read_dir(TASKS)? {
         let path = entry?.path();
         // It may have ended since.
         let name = fs::read_to_string(path.join("comm")).unwrap_or_default();
@@ -51,6 +54,9 @@ fn threads() -> Result<Vec<String>> {
 
 /// The thread names itself.
 fn has_thread() -> Result<()> {
+    if !Path::new(TASKS).is_dir() {
+        return Err(Skip(format!("threads are found in {TASKS}")).into());
+    }
     until("a thread", || {
         threads().is_ok_and(|threads| threads.len() == 1)
     })
@@ -123,15 +129,12 @@ fn a_fork_drops_an_arena_whose_thread_works(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let kept = be_short(&resource, &stream)?;
     // SAFETY: the child drops what it has, which must make no driver call there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
-        // SAFETY: a signal that ends the child if it waits.
-        unsafe { libc::alarm(10) };
         drop((kept, resource, arena));
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(0) };
+        forks::end_child(true);
     }
-    ends_well(child)?;
+    forks::ends_within(child, Duration::from_secs(10))?;
     drop(kept);
     let again = resource.alloc::<u8>(&stream, LARGE)?;
     // The thread gives itself its name, once it runs.

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cuda_mem::base::Failed;
@@ -11,7 +11,7 @@ use cuda_mem::mapped::RegisterFlags;
 use cuda_mem::{Arena, ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::Environment;
-use crate::forks::ends_well;
+use crate::forks;
 
 #[apply(case)]
 fn a_size_that_overflows_is_refused(env: &Environment) -> Result<()> {
@@ -117,7 +117,7 @@ fn a_forked_child_leaves_the_parents_memory_alone(env: &Environment) -> Result<(
     let first = pool.alloc_from(&stream, &[3u8; 1000])?;
     let second = pool.alloc_from(&stream, &[4u8; 1000])?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::Forked;
         let made = MemoryPool::builder(&stream.device()).build();
@@ -140,10 +140,9 @@ fn a_forked_child_leaves_the_parents_memory_alone(env: &Environment) -> Result<(
             && cuda_mem::base::drop_counts().failures == 0
             // Two buffers, the pool, the stream and its context.
             && cuda_mem::base::drop_counts().after_fork == 5;
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     ensure!(
         first.to_vec()? == [3; 1000],
         "the parent's memory is as it was"
@@ -168,7 +167,7 @@ fn a_forked_child_gets_its_objects_back(env: &Environment) -> Result<()> {
     let registered = context.register(&mut memory, RegisterFlags::default())?;
     let _scope = device.use_resource(&device.default_resource()?)?;
     // SAFETY: the child hands GPU objects in, which must come back there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         fn comes_back<T, O>(result: std::result::Result<T, Failed<O>>) -> bool {
             let failed = result.map(drop).err();
@@ -193,10 +192,9 @@ fn a_forked_child_gets_its_objects_back(env: &Environment) -> Result<()> {
         fine &= comes_back(pinned.free());
         fine &= comes_back(registered.unregister());
         fine &= cuda_mem::base::drop_counts().failures == 0;
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     ensure!(buffer.to_vec()? == [3; 1000], "the parent's is as it was");
     closed.close()?;
     pinned.free()?;
@@ -232,29 +230,14 @@ fn a_forked_child_drops_what_another_thread_counts(env: &Environment) -> Result<
 /// Drops the last handles in a forked child, which has to come to its end.
 fn drop_in_a_fork(resource: &ManuallyDrop<Resource>, stream: &ManuallyDrop<Stream>) -> Result<()> {
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         // SAFETY: nobody in the child uses it, or drops it again.
         drop(unsafe { std::ptr::read(&raw const **resource) });
         // SAFETY: as above.
         drop(unsafe { std::ptr::read(&raw const **stream) });
         let fine = cuda_mem::base::drop_counts().failures == 0;
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ensure!(child > 0, "fork failed");
-    let (began, mut status) = (Instant::now(), 0);
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-        if began.elapsed() > Duration::from_secs(10) {
-            // SAFETY: the child is ours, and has not been waited for.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: `status` is valid for a write.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            anyhow::bail!("the child hangs");
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    ensure!(status == 0, "the child ended with {status:#x}");
-    Ok(())
+    forks::ends_within(child, Duration::from_secs(10))
 }

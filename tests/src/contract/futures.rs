@@ -15,7 +15,7 @@ use cuda_mem::kernel::Launch;
 use crate::environment::Environment;
 use crate::executor::{Wakes, block_on, poll, run_all};
 use crate::foreign;
-use crate::forks::ends_well;
+use crate::forks;
 use crate::hold::hold;
 use crate::modules::load;
 
@@ -162,15 +162,14 @@ fn in_a_fork_no_future_waits(env: &Environment) -> Result<()> {
     let count = Arc::<Wakes>::default();
     ensure!(poll(future.as_mut(), &count).is_pending());
     // SAFETY: the child polls a future, which must fail there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let polled = poll(future.as_mut(), &count);
         let refused =
             matches!(&polled, Poll::Ready(Err(error)) if error.kind() == ErrorKind::Forked);
-        // SAFETY: nothing of the parent runs in the child after this.
-        unsafe { libc::_exit(i32::from(!refused)) };
+        forks::end_child(refused);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     drop(held);
     block_on(future)?;
     Ok(())

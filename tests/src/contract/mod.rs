@@ -12,8 +12,13 @@ mod failure;
 mod foreign;
 mod futures;
 mod graph;
+#[cfg(windows)]
+mod handles;
+#[cfg(unix)]
 mod ipc;
+#[cfg(unix)]
 mod ipc_ends;
+#[cfg(unix)]
 mod ipc_loans;
 mod kinds;
 mod limit_futures;

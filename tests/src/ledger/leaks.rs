@@ -1,11 +1,10 @@
 //! Objects that are leaked are found, with the line that made them.
 
 use std::mem::forget;
-use std::os::fd::AsFd as _;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::driver::{HandleTypes, Location, MemoryKind};
-use cuda_mem::interop::{Graph, ImportedPool, Instantiate};
+use cuda_mem::driver::{Location, MemoryKind};
+use cuda_mem::interop::{Graph, Instantiate};
 use cuda_mem::kernel::Image;
 use cuda_mem::ledger::{Ledger, LedgerKind as K, LedgerLevel};
 use cuda_mem::mapped::{AddressRange, ManagedBuffer, MappedMemory, PhysicalMemory, RegisterFlags};
@@ -16,6 +15,7 @@ use cuda_mem::{Arena, DeviceBuffer, MemoryPool, MemoryResource as _, Resource, S
 
 use super::{begin, find, sum};
 use crate::environment::Environment;
+use crate::handles;
 use crate::modules::PTX;
 
 /// Leaks an object and looks for it.
@@ -171,15 +171,15 @@ fn graphs_are_found(env: &Environment) -> Result<()> {
 fn imports_are_found(env: &Environment) -> Result<()> {
     let (device, stream) = (env.device()?, env.stream()?);
     let pool = MemoryPool::builder(&device)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .handle_types(handles::KIND)
         .build()?;
-    let descriptor = pool.export_fd()?;
+    let handle = handles::of_pool(&pool)?;
     begin(LedgerLevel::Origins);
-    let made = (ImportedPool::from_fd(&device, &descriptor)?, line!());
+    let made = (handles::import_pool(&device, &handle)?, line!());
     let imported = made.0.clone();
     leak(K::ImportedPool, 0, made)?;
     // One import, and two handles of it to give back.
-    let again = (ImportedPool::from_fd(&device, &descriptor)?, line!());
+    let again = (handles::import_pool(&device, &handle)?, line!());
     leak(K::ImportedPool, 0, again)?;
 
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
@@ -284,12 +284,12 @@ fn managed_memory_is_found(env: &Environment) -> Result<()> {
 fn memory_that_is_imported_or_striped_is_found(env: &Environment) -> Result<()> {
     let device = env.device()?;
     let memory = PhysicalMemory::builder(&device)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .handle_types(handles::KIND)
         .build(1)?;
     let bytes = memory.size_bytes();
-    let descriptor = memory.export_fd()?;
+    let handle = handles::of_memory(&memory)?;
     begin(LedgerLevel::Origins);
-    let imported = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
+    let imported = handles::import_memory(env.driver, &handle, bytes)?;
     let line = line!() - 1;
     leak(K::PhysicalMemory, usize::try_from(bytes)?, (imported, line))?;
 
@@ -341,24 +341,24 @@ fn registered_memory_of_the_program_is_found(env: &Environment) -> Result<()> {
 fn sums_find_every_kind(env: &Environment) -> Result<()> {
     env.need(12, 0)?;
     let device = env.device()?;
-    let descriptor = {
+    let handle = {
         let memory = PhysicalMemory::builder(&device)
-            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .handle_types(handles::KIND)
             .build(1)?;
-        memory.export_fd()?
+        handles::of_memory(&memory)?
     };
     begin(LedgerLevel::Bytes);
     let context = device.primary_context()?;
     let stream = context.stream()?;
     let pool = MemoryPool::builder(&device)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .handle_types(handles::KIND)
         .build()?;
     let arena = Arena::builder(&device).build()?;
     let (first, second) = (
         pool.alloc::<u8>(&stream, 1000)?,
         pool.alloc::<u8>(&stream, 24)?,
     );
-    let imported = ImportedPool::from_fd(&device, &pool.export_fd()?)?;
+    let imported = handles::import_pool(&device, &handles::of_pool(&pool)?)?;
     let shared = first.export()?;
     // SAFETY: one stream orders everything; the buffer is not freed.
     let view = unsafe { imported.import::<u8>(&stream, &shared) }?;
@@ -377,11 +377,7 @@ fn sums_find_every_kind(env: &Environment) -> Result<()> {
     forget(ManagedBuffer::<u8>::uninit(&stream, 33)?);
     let memory = PhysicalMemory::builder(&device).build(1)?;
     let bytes = memory.size_bytes();
-    forget(PhysicalMemory::import_fd(
-        env.driver,
-        descriptor.as_fd(),
-        bytes,
-    )?);
+    forget(handles::import_memory(env.driver, &handle, bytes)?);
     let range = AddressRange::reserve(env.driver, bytes, 0)?;
     forget((range.map(0, &memory)?, memory, range));
     forget((pool, stream, context));

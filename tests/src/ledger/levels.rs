@@ -8,7 +8,7 @@ use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 
 use super::{begin, sum};
 use crate::environment::Environment;
-use crate::forks::ends_well;
+use crate::forks;
 
 #[apply(case)]
 fn a_level_begins_a_new_ledger(env: &Environment) -> Result<()> {
@@ -201,7 +201,7 @@ fn in_a_fork_nothing_is_listed(env: &Environment) -> Result<()> {
         let scope = Ledger::scope().tell(|_| std::process::abort());
         let buffer = pool.alloc::<u8>(&stream, 100)?;
         // SAFETY: the child asks the ledger, drops what the parent still has, and ends with _exit.
-        let child = unsafe { libc::fork() };
+        let child = unsafe { forks::fork() }?;
         if child == 0 {
             let fine = Ledger::level() == LedgerLevel::Off
                 && Ledger::report().is_empty()
@@ -209,11 +209,10 @@ fn in_a_fork_nothing_is_listed(env: &Environment) -> Result<()> {
                 && Ledger::enable(LedgerLevel::Origins) == LedgerLevel::Off
                 && !Ledger::report_at_exit();
             drop((buffer, scope));
-            // SAFETY: ends the child without running the parent's exit handlers a second time.
-            unsafe { libc::_exit(i32::from(!fine)) };
+            forks::end_child(fine);
         }
         std::mem::forget(scope);
-        ends_well(child)?;
+        forks::ends_well(child)?;
         ensure!(Ledger::level() == level);
         ensure!(sum(LedgerKind::Buffer) == (1, 100), "the parent's stays");
         drop(buffer);

@@ -297,15 +297,14 @@ fn a_fork_tells_nothing(env: &Environment) -> Result<()> {
     let block = arena.alloc::<u8>(&stream, 1000)?;
     let before = tool.state()?;
     // SAFETY: the child uses no lock that another thread may hold, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let refused = arena.alloc::<u8>(&stream, 1000).is_err();
         drop((block, arena));
         let is_same = tool.state().is_ok_and(|after| {
             (after.all_regions, after.regions) == (before.all_regions, before.regions)
         });
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!(refused && is_same))) };
+        forks::end_child(refused && is_same);
     }
     forks::ends_well(child)?;
     drop(block);

@@ -272,15 +272,14 @@ fn a_fork_records_nothing(env: &Environment) -> Result<()> {
     let resource = Resource::new(RecordingAdaptor::new(resource, &ring));
     drop(resource.alloc::<u8>(&stream, 10)?);
     // SAFETY: the child makes a few calls, which are refused there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let refused = resource.alloc::<u8>(&stream, 10).is_err();
         let is_empty = ring.recording().entries().is_empty() && page.text().is_empty();
         let flushed = written.flush();
         let forked = flushed.is_err_and(|error| error.kind() == ErrorKind::Forked);
         let ok = refused && is_empty && forked && page.text().is_empty();
-        // SAFETY: ends only this child.
-        unsafe { libc::_exit(i32::from(!ok)) };
+        forks::end_child(ok);
     }
     forks::ends_well(child)?;
     ensure!(ring.recording().entries().len() == 2);

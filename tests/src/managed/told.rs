@@ -6,7 +6,7 @@ use cuda_mem::mapped::{Advice, ManagedBuffer, RangeInfo};
 
 use super::{LARGE, large, need_concurrent};
 use crate::environment::{Environment, host_page};
-use crate::forks::ends_well;
+use crate::forks;
 
 /// Nothing was told, but where it was sent.
 fn nothing_but(info: &RangeInfo) -> bool {
@@ -166,22 +166,20 @@ fn small_buffers_are_told_of_to_their_last_byte(env: &Environment) -> Result<()>
 }
 
 /// Alone, because a fork copies only the thread that forks.
-#[cfg(unix)]
 #[apply(case_alone)]
 fn in_a_fork_nothing_was_counted(env: &Environment) -> Result<()> {
     let buffer = large(env)?;
     buffer.prefetch(Location::Host)?;
     // SAFETY: the child asks what needs no lock and no memory, and ends at once.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let none = buffer.migrations() == cuda_mem::mapped::MigrationStats::default()
             && buffer.migrations_to(Location::Host) == cuda_mem::mapped::MigrationStats::default()
             && env.driver.migrations_to(Location::Host)
                 == cuda_mem::mapped::MigrationStats::default();
-        // SAFETY: ends the child without running the parent's exit handlers.
-        unsafe { libc::_exit(if none { 0 } else { 3 }) };
+        forks::end_child(none);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     ensure!(buffer.migrations().prefetches == 1);
     Ok(())
 }

@@ -1,16 +1,15 @@
 //! Memory that is to be handed to others.
 
-use std::os::fd::AsFd as _;
-
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::driver::Location;
-use cuda_mem::mapped::{MappedMemory, PhysicalMemory};
+use cuda_mem::mapped::MappedMemory;
 use cuda_mem::placement::{AccessPattern, Export, Lifetime, PlacementKind, PlacementRequest};
 use cuda_mem::{Access, DeviceBuffer, ErrorKind};
 
 use super::allocating::alone;
 use super::kinds::Way;
 use crate::environment::Environment;
+use crate::handles;
 use crate::vmm::pattern;
 
 #[apply(case)]
@@ -31,7 +30,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
         ensure!(way.placement.kind == PlacementKind::Pool);
         let placed = way.allocate(LEN)?;
         let pool = placed.pool().context("no pool")?;
-        drop(pool.export_fd()?);
+        drop(handles::of_pool(pool)?);
         placed.export()?;
         let other = way.allocate(LEN)?;
         let other = other.pool().context("no pool")?;
@@ -52,8 +51,8 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
         placed.as_mut_slice().copy_from(&expected)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
         let mut parts = Vec::new();
-        for (descriptor, bytes) in buffer.export_fds()? {
-            let part = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
+        for (descriptor, bytes) in handles::of_parts(&buffer)? {
+            let part = handles::import_memory(env.driver, &descriptor, bytes)?;
             parts.push(part);
         }
         let same = MappedMemory::builder(&env.device()?).build_from(parts);
@@ -68,10 +67,9 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
         let memory = buffer.into_memory()?;
         ensure!(memory.size_bytes() == way.placement.size);
         for part in memory.parts() {
-            let descriptor = part.export_fd()?;
+            let descriptor = handles::of_memory(part)?;
             // Another handle of the same memory sees the same bytes.
-            let same =
-                PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), part.size_bytes())?;
+            let same = handles::import_memory(env.driver, &descriptor, part.size_bytes())?;
             let range = cuda_mem::mapped::AddressRange::reserve(env.driver, same.size_bytes(), 0)?;
             let mapping = range.map(0, &same)?;
             let here = Location::Device(env.device()?);

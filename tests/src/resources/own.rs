@@ -14,7 +14,7 @@ use cuda_mem::memory::{
 use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
-use crate::forks::ends_well;
+use crate::forks;
 use crate::writers::Page;
 
 /// Passes on to a pool, under a lock of its own, and does as it is told when memory comes back.
@@ -188,7 +188,7 @@ fn a_forked_child_leaves_adaptors_alone(env: &Environment) -> Result<()> {
     let resource = Resource::from(counted.clone());
     let buffer = resource.alloc::<u8>(&stream, 1000)?;
     // SAFETY: the child asks adaptors, which must not wait or write there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let refused = |error: Error| error.kind() == ErrorKind::Forked;
         let fine = resource.alloc::<u8>(&stream, 10).is_err_and(refused)
@@ -196,10 +196,9 @@ fn a_forked_child_leaves_adaptors_alone(env: &Environment) -> Result<()> {
             && counted.statistics().bytes.current == 0
             && tracked.live().is_empty();
         drop((buffer, resource, counted, tracked, logged));
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     drop(buffer);
     logged.flush()?;
     let text = std::fs::read_to_string(&path)?;

@@ -18,6 +18,7 @@ use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use super::failing::{Failing, Failure};
 use crate::environment::Environment;
+use crate::forks;
 
 /// Longer than any test: a thread that waits this long was not woken.
 const LONG: Duration = Duration::from_secs(60);
@@ -313,25 +314,17 @@ fn nothing_waits_in_a_fork(env: &Environment) -> Result<()> {
         let waiting = scope.spawn(|| Ok(resource.alloc::<u8>(&env.stream()?, 1000)?));
         until("the request", || limited.waiting() == 1)?;
         // SAFETY: the child asks the adaptor, which must not wait there, and ends with _exit.
-        let child = unsafe { libc::fork() };
+        let child = unsafe { forks::fork() }?;
         if child == 0 {
             let refused = resource.alloc::<u8>(&stream, 10);
             let fine = refused.is_err_and(|error| error.kind() == ErrorKind::Forked);
             drop(all);
-            // SAFETY: ends the child without running the parent's exit handlers a second time.
-            unsafe { libc::_exit(i32::from(!fine)) };
+            forks::end_child(fine);
         }
-        ensure!(child > 0, "fork failed");
-        let mut status = 0;
-        // SAFETY: `status` is valid for a write, and the child is ours.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        let ended = forks::ends_well(child);
         all.free()?;
         drop(join(waiting)?);
-        ensure!(
-            waited == child && status == 0,
-            "the child ended with {status:#x}"
-        );
-        Ok(())
+        ended
     })
 }
 

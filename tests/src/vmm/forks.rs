@@ -6,7 +6,7 @@ use cuda_mem::driver::Location;
 use cuda_mem::mapped::{AddressRange, MappedMemory, MigrationStats, PhysicalMemory};
 
 use crate::environment::Environment;
-use crate::forks::ends_well;
+use crate::forks;
 
 /// Alone, because a fork copies only the thread that forks.
 #[apply(case_alone)]
@@ -21,7 +21,7 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
     let mut buffer = other.into_buffer::<u8>(&stream, 1000)?;
     buffer.as_mut_slice().fill(7)?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         let refused = |result: cuda_mem::Result<()>| {
             result.is_err_and(|error| error.kind() == ErrorKind::Forked)
@@ -45,10 +45,9 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
             );
         drop((range, physical, memory));
         let fine = fine && cuda_mem::base::drop_counts().failures == 0;
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     ensure!(buffer.to_vec()? == [7; 1000]);
     mapping.unmap()?;
     Ok(())

@@ -6,6 +6,8 @@ mod captures;
 mod forks;
 mod mappings;
 mod moves;
+#[cfg(unix)]
+mod processes;
 mod samples;
 
 use anyhow::Result;

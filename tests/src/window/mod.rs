@@ -2,6 +2,8 @@
 //! the machine has; at least copies and memory of the host, which work everywhere.
 
 mod data;
+#[cfg(unix)]
+mod dma_buf;
 mod gpu_direct;
 mod kernels;
 mod opening;

@@ -11,7 +11,7 @@ use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use super::{Count, Producer, ensure_used};
 use crate::environment::Environment;
-use crate::forks::ends_well;
+use crate::forks;
 use crate::hold::hold;
 
 /// Counts at its end.
@@ -181,7 +181,7 @@ fn a_forked_child_gives_no_tensor_back(env: &Environment) -> Result<()> {
     let handed_out = ManagedTensor::new(pool.alloc_from(&stream, &[4_u8; 8])?, &[8])?;
     let raw = ManagedTensor::new(pool.alloc_from(&stream, &[5_u8; 8])?, &[8])?.into_raw();
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
-    let child = unsafe { libc::fork() };
+    let child = unsafe { forks::fork() }?;
     if child == 0 {
         // SAFETY: produced by the parent, of memory that outlives it.
         let answer = unsafe { ImportedTensor::<u8>::from_raw(spare, &stream) };
@@ -200,10 +200,9 @@ fn a_forked_child_gives_no_tensor_back(env: &Environment) -> Result<()> {
             && producer.deleted.get() == 0
             && counts.failures == 0
             && counts.after_fork == 4;
-        // SAFETY: ends the child without running the parent's exit handlers a second time.
-        unsafe { libc::_exit(i32::from(!fine)) };
+        forks::end_child(fine);
     }
-    ends_well(child)?;
+    forks::ends_well(child)?;
     // SAFETY: the parent's are as they were, and nobody else has them.
     drop(unsafe { ManagedTensor::from_raw(spare) });
     ensure!(producer.deleted.get() == 1);
