@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Context, CudaVersion, Device, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_sim::control::Control;
 
@@ -148,6 +149,29 @@ impl Environment {
         }
         let found = self.driver.version();
         Err(Skip(format!("needs CUDA {needed}, the driver has {found}")).into())
+    }
+
+    /// Whether the device knows NUMA nodes of the host. Windows has none for CUDA.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn has_node(&self) -> Result<bool> {
+        let id = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
+        Ok(self.need(12, 2).is_ok() && self.device()?.attribute(id)? != Some(-1))
+    }
+
+    /// A skip unless there is memory on a NUMA node of the host.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] with the reason.
+    pub fn need_node(&self) -> Result<()> {
+        self.need(12, 2)?;
+        if self.has_node()? {
+            return Ok(());
+        }
+        Err(Skip("the device knows no NUMA node of the host".to_owned()).into())
     }
 
     /// A shared section: while the guard lives, no test of this process changes what pools keep.

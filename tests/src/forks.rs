@@ -4,10 +4,24 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::environment::Skip;
+
 pub(crate) use system::{end_child, fork};
 
 /// Longer than any child works.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A skip where the system has no forks.
+///
+/// # Errors
+///
+/// [`Skip`].
+pub(crate) fn need() -> Result<()> {
+    if cfg!(unix) {
+        return Ok(());
+    }
+    Err(Skip("this system has no forks".to_owned()).into())
+}
 
 /// Waits for a child, which has to end with success.
 ///
@@ -87,8 +101,6 @@ mod system {
 
     use anyhow::Result;
 
-    use crate::environment::Skip;
-
     /// Skips the test.
     ///
     /// # Errors
@@ -99,7 +111,8 @@ mod system {
     ///
     /// None is needed here.
     pub(crate) unsafe fn fork() -> Result<i32> {
-        Err(Skip("this system has no forks".to_owned()).into())
+        super::need()?;
+        unreachable!("there are no forks")
     }
 
     pub(crate) fn end_child(_is_fine: bool) -> ! {

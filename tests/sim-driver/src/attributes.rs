@@ -44,12 +44,15 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         102..=104 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
         103 => flag(!cfg!(windows)),
         104 => flag(cfg!(windows)),
-        // Documented: Windows has no GPUDirect RDMA.
-        116 if cfg!(windows) => 0,
+        // Documented: Windows has no GPUDirect RDMA. A guess: nor fabrics.
+        110 | 116 | 128 if cfg!(windows) => 0,
+        // Documented: -1 where the system has no NUMA nodes.
+        134 => flag(knobs.has_nodes()) - 1,
+        141 if !knobs.has_nodes() => 0,
         115 => flag(pools),
         119 if pools => knobs.handle_types.cast_signed(),
         125 => flag(knobs.has_legacy_sharing()),
-        142 => flag(pools && knobs.numa_pools),
+        142 => flag(pools && knobs.has_numa_pools()),
         144 => flag(pools && knobs.host_pools),
         1..=3 | 111 => 1024,
         4 => 64,
@@ -185,6 +188,7 @@ mod tests {
     fn devices_of_one_machine_may_differ() {
         let knobs = Knobs {
             no_pools: vec![1],
+            model: DriverModel::Linux,
             numa_pools: true,
             ..Knobs::default()
         };
@@ -197,6 +201,7 @@ mod tests {
     #[test]
     fn what_windows_and_virtual_gpus_lack() {
         let of = |knobs: &Knobs| [35, 83, 89, 102, 115, 125].map(|id| value(knobs, 0, id));
+        let nodes = |knobs: &Knobs| [134, 141, 142].map(|id| value(knobs, 0, id));
         let on = |model| Knobs {
             model,
             ..Knobs::default()
@@ -204,6 +209,13 @@ mod tests {
         let (tcc, wddm) = (on(DriverModel::Tcc), on(DriverModel::Wddm));
         assert_eq!(of(&tcc), [1, 1, 0, 1, 0, 1].map(Some));
         assert_eq!(of(&wddm), [0, 1, 0, 1, 1, 1].map(Some));
+        let newer = |model| Knobs {
+            version: 13000,
+            ..on(model)
+        };
+        for model in [DriverModel::Tcc, DriverModel::Wddm] {
+            assert_eq!(nodes(&newer(model)), [-1, 0, 0].map(Some), "{model:?}");
+        }
         let older = Knobs {
             pools: false,
             ..wddm

@@ -283,6 +283,16 @@ impl Knobs {
         self.has_managed_memory() && self.managed_pools && self.model == DriverModel::Linux
     }
 
+    /// Whether the driver knows NUMA nodes of the host: not on Windows.
+    pub(crate) fn has_nodes(&self) -> bool {
+        self.model == DriverModel::Linux
+    }
+
+    /// Whether there are pools on a NUMA node of the host.
+    pub(crate) fn has_numa_pools(&self) -> bool {
+        self.numa_pools && self.has_nodes()
+    }
+
     /// Whether virtual memory management is available, Windows included.
     pub(crate) fn has_vmm(&self) -> bool {
         self.vmm && !self.vgpu

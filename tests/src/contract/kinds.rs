@@ -178,8 +178,14 @@ fn default_pools_are_found_by_place_and_type(env: &Environment) -> Result<()> {
     let numbers =
         driver.default_pool_at(Location::Other { kind: 1, id }, AllocationType::Other(1))?;
     ensure!(numbers.device() == Some(device) && *numbers == *device.default_pool()?);
-    let managed = driver.default_pool_at(Location::Anywhere, AllocationType::Managed)?;
-    ensure!(managed.allocation_type() == AllocationType::Managed && managed.device().is_none());
+    let managed = driver.default_pool_at(Location::Anywhere, AllocationType::Managed);
+    if device.capabilities()?.concurrent_managed_access {
+        let managed = managed?;
+        let kind = managed.allocation_type();
+        ensure!(kind == AllocationType::Managed && managed.device().is_none());
+    } else {
+        ensure!(managed.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
+    }
     let nothing = driver.default_pool_at(Location::Anywhere, AllocationType::Pinned);
     ensure!(nothing.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
     Ok(())

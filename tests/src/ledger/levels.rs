@@ -195,6 +195,7 @@ fn nothing_is_said_while_the_ledger_is_off(env: &Environment) -> Result<()> {
 /// Alone, because a fork copies only the thread that forks.
 #[apply(case_alone)]
 fn in_a_fork_nothing_is_listed(env: &Environment) -> Result<()> {
+    forks::need()?;
     let (stream, pool) = (env.stream()?, env.pool()?);
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
         begin(level);

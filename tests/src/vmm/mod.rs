@@ -38,7 +38,7 @@ pub(crate) const SIZES: [usize; 16] = [
 /// Where memory can be on this machine: the device, and the host as far as the driver is new enough.
 fn places(env: &Environment) -> Result<Vec<Location>> {
     let mut places = vec![Location::Device(env.device()?)];
-    if env.need(12, 2).is_ok() {
+    if env.has_node()? {
         places.push(Location::HostNuma(0));
     }
     if env.need(13, 0).is_ok() {

@@ -170,7 +170,7 @@ fn seen_by_host(memory: &MappedMemory, len: usize) -> Vec<u8> {
 
 #[apply(case)]
 fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> {
-    env.need(12, 2)?;
+    env.need_node()?;
     let stream = env.stream()?;
     let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
     let memory = MappedMemory::builder_at(env.driver, host)
@@ -201,7 +201,7 @@ fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> 
 
 #[apply(case)]
 fn access_is_given_later(env: &Environment) -> Result<()> {
-    env.need(12, 2)?;
+    env.need_node()?;
     let stream = env.stream()?;
     let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
     let memory = MappedMemory::builder(&env.device()?).build(1)?;

@@ -151,7 +151,7 @@ fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn memory_that_the_host_may_not_touch_is_copied(env: &Environment) -> Result<()> {
-    env.need(12, 2)?;
+    env.need_node()?;
     let stream = env.stream()?;
     for (of_host, expected) in [
         (None, CpuMappingKind::Copies),

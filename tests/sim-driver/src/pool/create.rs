@@ -128,7 +128,7 @@ impl State {
         let is_there = match location {
             _ if kind == MANAGED => self.knobs.has_concurrent_managed_access(),
             HOST => self.knobs.host_pools,
-            HOST_NUMA => self.knobs.numa_pools,
+            HOST_NUMA => self.knobs.has_numa_pools(),
             _ => true,
         };
         supported(is_there)

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use cuda_driver_sys::{CUmemAllocationProp, CUmemLocationType, location_parts};
+use cuda_driver_sys::{CUmemAllocationProp, CUmemLocationType, CUresult, location_parts};
 
 use super::{FABRIC, INVALID_VALUE};
 use crate::export::Answer;
@@ -50,7 +50,9 @@ impl State {
                 Ok(Place::Host)
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA if version >= 12020 && id == 0 => {
-                Ok(Place::Node)
+                // A guess.
+                let none = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+                self.knobs.has_nodes().then_some(Place::Node).ok_or(none)
             }
             _ => Err(INVALID_VALUE),
         }

@@ -18,8 +18,9 @@ use super::range::unmap_view;
 use crate::export::Answer;
 use crate::memory::pointer;
 
-/// Where reservations begin, and where they end. The system puts programs and their heaps elsewhere.
-const FIRST: u64 = 0x1000_0000_0000;
+/// Where reservations begin, and where they end. The system puts programs and their heaps elsewhere. Like those of a
+/// driver, the addresses are multiples of large pages, and of nothing larger by themselves.
+const FIRST: u64 = 0x1000_0020_0000;
 const LAST: u64 = 0x6000_0000_0000;
 
 /// The distance of reservations at least, in bytes.
