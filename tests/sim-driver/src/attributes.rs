@@ -167,6 +167,7 @@ mod tests {
         }
         let old = Knobs {
             version: 12020,
+            model: DriverModel::Linux,
             ..Knobs::default()
         };
         assert_eq!(value(&old, 0, 134), Some(0));

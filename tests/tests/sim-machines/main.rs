@@ -11,6 +11,7 @@ mod eager;
 mod fallback;
 mod gdrcopy;
 mod load;
+mod models;
 mod nvml;
 mod support;
 mod versions;
