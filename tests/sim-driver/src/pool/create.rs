@@ -101,7 +101,10 @@ impl Properties {
         // Handles of another system are refused here, whatever the mask.
         let unshareable = types & !(state.knobs.handle_types & (SHARED_HANDLE | 8)) != 0
             || types & 8 != 0 && version < 12030;
-        if too_new || !allowed || !is_there || unshareable {
+        // Documented: Windows has to be told who may open its handles.
+        let is_open =
+            cfg!(windows) && types & SHARED_HANDLE != 0 && props.win32SecurityAttributes.is_null();
+        if too_new || !allowed || !is_there || unshareable || is_open {
             return Err(INVALID_VALUE);
         }
         state.check_kind(props.allocType, kind)?;

@@ -23,7 +23,10 @@ impl State {
         // Measured: unknown kinds of handle are ignored.
         let types = prop.requestedHandleTypes.0;
         let is_missing = types & (SHARED_HANDLE | FABRIC) & !self.knobs.handle_types != 0;
-        if types & FOREIGN_HANDLES != 0 || is_missing {
+        // Documented: Windows has to be told who may open its handles.
+        let is_open =
+            cfg!(windows) && types & SHARED_HANDLE != 0 && prop.win32HandleMetaData.is_null();
+        if types & FOREIGN_HANDLES != 0 || is_missing || is_open {
             return Err(INVALID_VALUE);
         }
         let place = self.memory_place(prop)?;
