@@ -9,7 +9,6 @@ mod values;
 
 use std::process::Output;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::placement::{Identity, MigIdentity, Visibility, VisibleDevice};
@@ -28,8 +27,8 @@ const SCENARIO: &str = "CUDA_MEM_TEST_VISIBLE";
 /// The number of the last device, for a child that has none yet.
 const LAST: &str = "CUDA_MEM_TEST_VISIBLE_LAST";
 
-/// Longer than it takes to start a driver.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A child may take this share of the time of a test: longer than it takes to start a driver.
+const SHARE: f64 = 1.0 / 3.0;
 
 /// As many processes start the driver at a time.
 const AT_ONCE: usize = 4;
@@ -94,7 +93,7 @@ impl Machine {
         if self.backend == Backend::Sim {
             command.env(sys::LIBRARY_VARIABLE, sim_path()?);
         }
-        own_process::output_within(&mut command, PATIENCE)
+        own_process::output_within(&mut command, own_process::patience().mul_f64(SHARE))
             .with_context(|| format!("{scenario} with {value:?}"))
     }
 
