@@ -58,8 +58,14 @@
 //!
 //! # Features
 //!
-//! None is on by default. `export` adds the writers of files for PyTorch's memory viewer and for Perfetto, `metrics` gauges of
-//! the statistics, `tracing` spans and events of what is slow or fails.
+//! None is on by default, and each only adds:
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `export` | files of snapshots and timelines, for PyTorch's memory viewer and for Perfetto |
+//! | `metrics` | gauges and counters of the statistics, for the crate `metrics` |
+//! | `sim` | `Driver::simulated` and `Driver::load_simulated`: drivers of simulated machines, for tests |
+//! | `tracing` | spans and events of what is slow or fails, for the crate `tracing` |
 //!
 //! # Errors
 //!
