@@ -1,8 +1,8 @@
 //! Memory shared with others: graphs, other processes, other devices of the machine, other libraries.
 //!
 //! A [`Capture`] records a stream into a [`Graph`]. On Linux a `Channel` shares pools, buffers and events with other
-//! processes; on Windows handles do, which the program duplicates into them. [`GpuDirect`] and `DmaBuf` give network cards and storage access to GPU memory.
-//! [`dlpack`] exchanges tensors with Python libraries and others.
+//! processes; on Windows handles do, which the program duplicates into them. [`GpuDirect`] and `DmaBuf` give network
+//! cards and storage access to GPU memory. [`dlpack`] exchanges tensors with Python libraries and others.
 
 pub mod dlpack;
 pub(crate) mod gpu_direct;

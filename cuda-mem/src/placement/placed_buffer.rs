@@ -176,7 +176,7 @@ impl<T: Pod> PlacedBuffer<T> {
     }
 
     /// The pool that this memory comes from. If an [export](crate::placement::Export) was requested, the pool serves
-    /// this memory alone and can [export](crate::MemoryPool::export_fd) it. Otherwise all placements with the same
+    /// this memory alone and can export it. Otherwise all placements with the same
     /// location and users share the pool within a context. The access of a shared pool is fixed:
     /// [`set_access`](crate::Pool::set_access) returns [`NotPermitted`](crate::ErrorKind::NotPermitted), because it
     /// would change the access of every other placement too. Its other settings can be changed, and apply to all

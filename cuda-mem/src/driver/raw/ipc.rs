@@ -57,8 +57,8 @@ pub(crate) unsafe fn export_handle(table: &Table, pool: CUmemoryPool) -> Result<
 }
 
 /// # Safety
-/// `pool` must be a live pool that no other thread destroys meanwhile (R28), and no export of this pool may have failed before: the next one can crash the
-/// process (measured).
+/// `pool` must be a live pool that no other thread destroys meanwhile (R28), and no export of this pool may have failed
+/// before: the next one can crash the process (measured).
 pub(crate) unsafe fn export_fabric(table: &Table, pool: CUmemoryPool) -> Result<[u8; 64]> {
     let mut handle = CUmemFabricHandle { data: [0; 64] };
     let out: *mut c_void = (&raw mut handle).cast();

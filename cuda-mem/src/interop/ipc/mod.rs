@@ -1,9 +1,8 @@
 //! Sharing memory with other processes: pools, buffers, events, and a channel to pass them through.
 //!
 //! A pool that was built with [`HandleTypes`](crate::driver::HandleTypes) is exported once, as a descriptor or, on
-//! Windows, as a handle; then each
-//! buffer as a few bytes that give its location in the pool. The other process imports the pool, and then each buffer.
-//! The chapter on sharing in the book explains the required order.
+//! Windows, as a handle; then each buffer as a few bytes that give its location in the pool. The other process imports
+//! the pool, and then each buffer. The chapter on sharing in the book explains the required order.
 
 #[cfg(target_os = "linux")]
 mod channel;

@@ -172,7 +172,7 @@ impl MappedMemoryBuilder {
     }
 
     /// Maps existing device memory, at adjacent addresses in this order, and makes it accessible: memory that
-    /// [another process exported](PhysicalMemory::import_fd), or that is also mapped elsewhere. All mappings see the
+    /// another process exported, or that is also mapped elsewhere. All mappings see the
     /// same bytes, and nothing orders work on one mapping with work on the others. Does not wait.
     ///
     /// The parts determine the location. The settings of new memory, such as its handle types, apply to memory that is
