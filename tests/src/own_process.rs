@@ -222,16 +222,30 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
     Some(Skip(reason.trim_end_matches(')').to_owned()))
 }
 
+/// Starts a process. Under Wine a start was seen to fail with `ERROR_INTERNAL_ERROR`, once in more than a thousand; then
+/// no program has run, and it is started again.
+pub(crate) fn started<T>(mut start: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    const INTERNAL_ERROR: i32 = 1359;
+    const ATTEMPTS: u32 = 3;
+    for _ in 1..ATTEMPTS {
+        match start() {
+            Err(error) if cfg!(windows) && error.raw_os_error() == Some(INTERNAL_ERROR) => {
+                eprintln!("started again after: {error}");
+            }
+            outcome => return outcome,
+        }
+    }
+    start()
+}
+
 /// The output and status of a process. If it takes longer, it is killed with its children.
 ///
 /// # Errors
 ///
 /// If it cannot be started, or takes longer.
 pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = started(|| command.spawn())?;
     // Read at once: a process that hangs may print more than fits into a pipe.
     let stdout = child.stdout.take().map(reader);
     let stderr = child.stderr.take().map(reader);

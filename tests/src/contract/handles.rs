@@ -14,6 +14,7 @@ use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 use crate::environment::Environment;
 use crate::handles;
+use crate::own_process::started;
 use crate::two::{command, is_other};
 
 /// Gives another process a handle of its own, and returns its number there.
@@ -65,7 +66,9 @@ fn hear() -> Result<(OwnedHandle, Vec<u8>)> {
 
 /// Runs the second process of a test to its end, with what `share` gives it.
 fn with_other(name: &str, share: impl FnOnce(&mut Child) -> Result<()>) -> Result<()> {
-    let mut child = command(name)?.stdin(Stdio::piped()).spawn()?;
+    let mut command = command(name)?;
+    command.stdin(Stdio::piped());
+    let mut child = started(|| command.spawn())?;
     let shared = share(&mut child);
     drop(child.stdin.take());
     let status = child.wait()?;
