@@ -70,7 +70,7 @@ fn own_file() -> Option<PathBuf> {
 
     let module = crate::pe::module_of(own_file as *const c_void);
     let mut name = vec![0_u16; LONGEST];
-    // SAFETY: the place is as long as the function is told.
+    // SAFETY: the place has the length that is passed.
     let len = unsafe { GetModuleFileNameW(module, name.as_mut_ptr(), LONGEST as u32) } as usize;
     let is_whole = (1..LONGEST).contains(&len);
     is_whole.then(|| std::ffi::OsString::from_wide(&name[..len]).into())

@@ -12,6 +12,7 @@ use cuda_mem::{Access, DeviceBuffer, ErrorKind, Stream};
 use windows_sys::Win32::Foundation::{DUPLICATE_SAME_ACCESS, DuplicateHandle};
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
+use super::imports::ensure_same_memory;
 use crate::environment::Environment;
 use crate::handles;
 use crate::own_process::started;
@@ -38,7 +39,7 @@ fn duplicate_into(process: &Child, handle: &OwnedHandle) -> Result<usize> {
     Ok(there.addr())
 }
 
-/// What the other process is told: the number of its handle, and bytes.
+/// Sends the other process the number of its handle, and bytes.
 fn tell(process: &mut Child, handle: usize, bytes: &[u8]) -> Result<()> {
     let input = process.stdin.as_mut().context("no standard input")?;
     writeln!(input, "{handle}")?;
@@ -47,7 +48,7 @@ fn tell(process: &mut Child, handle: usize, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The same, in the other process.
+/// Receives both, in the other process.
 fn hear() -> Result<(OwnedHandle, Vec<u8>)> {
     let mut lines = BufReader::new(std::io::stdin()).lines();
     let mut line = || -> Result<String> { Ok(lines.next().context("no line")??) };
@@ -160,18 +161,7 @@ fn two_processes_map_the_same_memory(env: &Environment) -> Result<()> {
 fn a_pool_is_imported_where_it_was_exported(env: &Environment) -> Result<()> {
     let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let imported = ImportedPool::from_handle(&env.device()?, pool.export_handle()?)?;
-    ensure!(imported.as_raw() != pool.as_raw());
-    let mut buffer = pool.alloc_from(&stream, &[1_u16; 100])?;
-    let shared = SharedBuffer::from_bytes(&buffer.export()?.to_bytes())?;
-    // SAFETY: one stream orders everything; the buffer lives longer.
-    let mut view = unsafe { imported.import::<u16>(&stream, &shared) }?;
-    ensure!(view.as_raw() != buffer.as_raw(), "another mapping");
-    view.fill(2)?;
-    ensure!(buffer.to_vec()? == [2; 100]);
-    drop(view);
-    buffer.fill(3)?;
-    ensure!(buffer.to_vec()? == [3; 100]);
-    Ok(())
+    ensure_same_memory(&pool, &imported, &stream)
 }
 
 #[apply(case)]

@@ -8,6 +8,7 @@ use cuda_mem::driver::HandleTypes;
 use cuda_mem::interop::{Channel, EventHandle, ImportedPool, SharedBuffer};
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, ReleaseThreshold, Stream};
 
+use super::imports::ensure_same_memory;
 use crate::environment::{Environment, Skip};
 use crate::hold::hold;
 use crate::two::{go, two_processes, wait};
@@ -313,18 +314,7 @@ fn a_pool_is_imported_where_it_was_exported(env: &Environment) -> Result<()> {
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFD) };
     ensure!(flags & libc::FD_CLOEXEC != 0, "it is close-on-exec");
     let imported = ImportedPool::from_fd(&env.device()?, &descriptor)?;
-    ensure!(imported.as_raw() != pool.as_raw());
-    let mut buffer = pool.alloc_from(&stream, &[1_u16; 100])?;
-    let shared = SharedBuffer::from_bytes(&buffer.export()?.to_bytes())?;
-    // SAFETY: one stream orders everything; the buffer lives longer.
-    let mut view = unsafe { imported.import::<u16>(&stream, &shared) }?;
-    ensure!(view.as_raw() != buffer.as_raw(), "another mapping");
-    view.fill(2)?;
-    ensure!(buffer.to_vec()? == [2; 100]);
-    drop(view);
-    buffer.fill(3)?;
-    ensure!(buffer.to_vec()? == [3; 100]);
-    Ok(())
+    ensure_same_memory(&pool, &imported, &stream)
 }
 
 #[apply(case)]

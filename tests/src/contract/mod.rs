@@ -14,6 +14,7 @@ mod futures;
 mod graph;
 #[cfg(windows)]
 mod handles;
+mod imports;
 #[cfg(unix)]
 mod ipc;
 #[cfg(unix)]

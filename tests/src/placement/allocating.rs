@@ -4,13 +4,14 @@ use anyhow::{Context as _, Result, ensure};
 use bytemuck::Pod;
 use cuda_mem::driver::Location;
 use cuda_mem::kernel::Launch;
-use cuda_mem::mapped::{GrowableBuffer, MappedMemory, PhysicalMemory};
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory};
 use cuda_mem::placement::{
     AccessPattern, PlacedBuffer, PlacementKind, PlacementRequest, Topology, TopologyDevice,
 };
 use cuda_mem::{Access, ErrorKind};
 
 use super::kinds::{self, Way};
+use super::spread::places;
 use crate::environment::{Backend, Environment};
 use crate::modules::kernel;
 use crate::vmm::{SIZES, pattern};
@@ -378,12 +379,7 @@ fn both_devices_use_what_was_placed_for_both(env: &Environment) -> Result<()> {
             let parts = placed.growable().map(|buffer| buffer.max_len());
             if let (PlacementKind::VmmStriped, Some(room)) = (kind, parts) {
                 ensure!(room >= LEN);
-                let memory = placed
-                    .into_growable()
-                    .ok()
-                    .context("mapped")?
-                    .into_memory()?;
-                let places: Vec<_> = memory.parts().map(PhysicalMemory::location).collect();
+                let places = places(placed)?;
                 ensure!(
                     places == [0, 1].map(|at| Location::Device(devices[at])),
                     "{what}"

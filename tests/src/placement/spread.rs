@@ -3,10 +3,17 @@
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::driver::Location;
 use cuda_mem::mapped::PhysicalMemory;
-use cuda_mem::placement::{PlacementKind, PlacementRequest, Topology};
+use cuda_mem::placement::{PlacedBuffer, PlacementKind, PlacementRequest, Topology};
 
 use super::kinds::Way;
 use crate::environment::Environment;
+
+/// Where the parts of mapped memory lie, in address order.
+pub(super) fn places(placed: PlacedBuffer<u8>) -> Result<Vec<Location>> {
+    let buffer = placed.into_growable().ok().context("mapped")?;
+    let memory = buffer.into_memory()?;
+    Ok(memory.parts().map(PhysicalMemory::location).collect())
+}
 
 /// What no single device has room for lies on all that are asked for, each of which uses all of it.
 #[apply(case_of_two)]
@@ -40,12 +47,7 @@ fn memory_is_spread_over_all_devices(env: &Environment) -> Result<()> {
                 ensure!(seen == vec![number; LEN], "{what}: {reader:?} reads");
             }
         }
-        let memory = placed
-            .into_growable()
-            .ok()
-            .context("mapped")?
-            .into_memory()?;
-        let places: Vec<_> = memory.parts().map(PhysicalMemory::location).collect();
+        let places = places(placed)?;
         let expected: Vec<_> = stripes
             .iter()
             .map(|at| Location::Device(devices[*at]))

@@ -39,6 +39,15 @@ struct Shared {
 #[derive(Debug)]
 struct Page(Mapping);
 
+impl Page {
+    /// Maps all of a file, accessible.
+    fn of_file(file: &SharedFile) -> Answer<Arc<Self>> {
+        let mapping = Mapping::of_file(file)?;
+        mapping.commit(0, mapping.len())?;
+        Ok(Arc::new(Self(mapping)))
+    }
+}
+
 /// One event in a page.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
@@ -124,9 +133,7 @@ impl Slots {
     fn new() -> Answer<Self> {
         let len = (SLOTS * size_of::<Shared>()) as u64;
         let file = SharedFile::create(c"cuda-sim events", len, [0; 4])?;
-        let mapping = Mapping::of_file(&file)?;
-        mapping.commit(0, len)?;
-        let page = Arc::new(Page(mapping));
+        let page = Page::of_file(&file)?;
         Ok(Self {
             file,
             page,
@@ -189,9 +196,7 @@ impl Handle {
         if file.len() != (SLOTS * size_of::<Shared>()) as u64 || index >= SLOTS {
             return None;
         }
-        let mapping = Mapping::of_file(&file).ok()?;
-        mapping.commit(0, mapping.len()).ok()?;
-        let page = Arc::new(Page(mapping));
+        let page = Page::of_file(&file).ok()?;
         let slot = Slot { page, index };
         let identity = slot.shared().identity.load(Ordering::SeqCst);
         (identity == self.identity).then_some(slot)
