@@ -161,6 +161,7 @@ fn reported(device: &Device) -> Result<Vec<Reported>> {
             "pageable memory",
             "pageable_memory_access",
         ),
+        (C::HostPageTables, "host page tables", "host_page_tables"),
         (C::GpuDirectRdma, "GPUDirect RDMA", "gpu_direct_rdma"),
         (C::DmaBuf, "dma-buf", "dma_buf"),
         (C::HostMemoryPools, "host memory pools", "host_memory_pools"),

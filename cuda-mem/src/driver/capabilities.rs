@@ -127,7 +127,10 @@ capabilities! {
     /// Managed memory.
     ManagedMemory, managed_memory:
         83, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY since 6, 0;
-    /// The device reads ordinary host memory.
+    /// The link between device and host carries atomic operations.
+    HostNativeAtomics, host_native_atomics:
+        86, CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED since 8, 0;
+    /// The device uses ordinary host memory, such as that of a `Vec`: kernels may be given its address.
     PageableMemoryAccess, pageable_memory_access:
         88, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS since 8, 0;
     /// Host and device may access managed memory at the same time.
@@ -136,9 +139,13 @@ capabilities! {
     /// Registered host memory has one address for host and device.
     HostPointerForRegistered, host_pointer_for_registered:
         91, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM since 8, 0;
-    /// The device reads ordinary host memory through the page tables of the host.
+    /// The device uses ordinary host memory through the page tables of the host: host and device are coherent in hardware,
+    /// as on Grace Hopper.
     HostPageTables, host_page_tables:
         100, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES since 9, 2;
+    /// The host accesses managed memory on the device where it is; it need not migrate.
+    DirectManagedAccessFromHost, direct_managed_access_from_host:
+        101, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST since 9, 2;
     /// Physical memory and address ranges, managed separately.
     VirtualMemory, virtual_memory:
         102, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED since 10, 2;

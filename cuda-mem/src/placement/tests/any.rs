@@ -32,13 +32,14 @@ fn record() -> impl Strategy<Value = TopologyDevice> {
         proptest::option::of(size()),
         proptest::option::of(0u32..3),
     );
-    let bits = prop_oneof![any::<u32>(), Just(u32::MAX)];
+    let bits = prop_oneof![any::<u64>(), Just(u64::MAX)];
     (bits, [page(), page(), page(), page()], room).prop_map(|(bits, pages, (total, free, node))| {
         let mut record = device();
         for (index, &capability) in Capability::ALL.iter().enumerate() {
             record.set(capability, bits >> index & 1 == 1);
         }
-        record.capabilities.pool_handle_types = HandleTypes::from_bits_retain(bits >> 20);
+        let handle_types = (bits >> 32) as u32 & 0xfff;
+        record.capabilities.pool_handle_types = HandleTypes::from_bits_retain(handle_types);
         [
             record.granularity,
             record.recommended_granularity,
@@ -46,7 +47,7 @@ fn record() -> impl Strategy<Value = TopologyDevice> {
             record.recommended_host_granularity,
         ] = pages;
         (record.total, record.free, record.host_numa_node) = (total, free, node);
-        record.reaches = (0..3).filter(|to| bits >> (24 + to) & 1 == 1).collect();
+        record.reaches = (0..3).filter(|to| bits >> (48 + to) & 1 == 1).collect();
         record
     })
 }

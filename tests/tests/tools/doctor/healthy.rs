@@ -87,6 +87,7 @@ fn every_field_has_its_type(_: &Environment) -> Result<()> {
             "unified_addressing",
             "concurrent_managed_access",
             "pageable_memory_access",
+            "host_page_tables",
             "gpu_direct_rdma",
             "dma_buf",
             "host_memory_pools",
