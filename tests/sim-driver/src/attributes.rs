@@ -1,4 +1,4 @@
-//! Device attributes, as reported by an H200 with driver 580.
+//! Device attributes, as reported by an H200 with driver 580. Those of a coherent machine are documented.
 
 use crate::knobs::{DriverModel, Knobs};
 
@@ -28,7 +28,7 @@ fn since(id: u32) -> u32 {
 }
 
 /// The value of attribute `id` of a device of the machine; `None` if the simulated version does not know the attribute.
-/// All values are measured. Known attributes not listed are 0.
+/// All values are measured unless said otherwise. Known attributes not listed are 0.
 pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
     let known = (1..=knobs.version).contains(&since(id));
     let pools = knobs.claims_pools(index);
@@ -37,6 +37,12 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         35 => flag(knobs.model == DriverModel::Tcc),
         83 => flag(knobs.has_managed_memory()),
         89 => flag(knobs.has_concurrent_managed_access()),
+        // Documented of hardware-coherent machines: pageable memory is accessed, through the page tables of the host, the
+        // host accesses managed memory on the device in place, and atomics work across the link.
+        86 | 88 | 100 | 101 => flag(knobs.is_coherent()),
+        // The memory of the device is a NUMA node. Its number is a guess: that of the host's only node is 0.
+        130 => flag(knobs.is_coherent()),
+        131 if knobs.is_coherent() => i32::try_from(index).map_or(-1, |index| index + 1),
         // What builds on virtual memory management needs it: shareable handles of physical memory, DMA to it, and such
         // memory on the host.
         124 => flag(knobs.dma_buf),
@@ -183,6 +189,22 @@ mod tests {
         };
         assert_eq!(value(&knobs, 0, 115), Some(0));
         assert_eq!(value(&knobs, 0, 119), Some(0));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_coherent_machines_have() {
+        let knobs = |coherent| Knobs {
+            coherent,
+            ..Knobs::default()
+        };
+        let of = |coherent, index| {
+            [18, 75, 86, 88, 89, 100, 101, 130, 131, 134]
+                .map(|id| value(&knobs(coherent), index, id).unwrap_or(i32::MIN))
+        };
+        assert_eq!(of(false, 1), [0, 9, 0, 0, 1, 0, 0, 0, -1, 0]);
+        assert_eq!(of(true, 0), [0, 9, 1, 1, 1, 1, 1, 1, 1, 0]);
+        assert_eq!(of(true, 1), [0, 9, 1, 1, 1, 1, 1, 1, 2, 0]);
     }
 
     #[test]

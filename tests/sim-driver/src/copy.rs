@@ -144,6 +144,10 @@ impl State {
         let pool = pool.and_then(|(_, id)| pools.get_mut(id));
         let Some(pool) = pool.filter(|pool| pool.holds(address)) else {
             return match side {
+                // Documented: the direction that the function's name says is only a hint.
+                Side::Device(_) if self.is_system_allocated(address, len, access.writes()) => {
+                    Ok(Place::Device)
+                }
                 Side::Device(_) => Err(INVALID_VALUE),
                 Side::Host(_) | Side::Any(_) => Ok(Place::Pageable),
             };

@@ -20,6 +20,8 @@ pub(crate) struct Knobs {
     pub(crate) version: u32,
     /// The driver model: on Windows, Linux-only features are absent.
     pub(crate) model: DriverModel,
+    /// Whether the devices use the page tables of the host, as those of a Grace Hopper.
+    pub(crate) coherent: bool,
     /// Whether to simulate a guest with a virtual GPU.
     pub(crate) vgpu: bool,
     /// Whether the devices have memory pools, unless something else prevents them.
@@ -94,6 +96,7 @@ impl Default for Knobs {
             memory: 150_109_880_320,
             version: 13000,
             model: OWN_MODEL,
+            coherent: false,
             vgpu: false,
             pools: true,
             no_pools: Vec::new(),
@@ -174,6 +177,7 @@ impl Knobs {
                 11000..=99990,
             ) as u32,
             model: OWN_MODEL,
+            coherent: read("CUDA_SIM_COHERENT", 0, 0..=1) == 1,
             vgpu: read("CUDA_SIM_VGPU", 0, 0..=1) == 1,
             pools: read("CUDA_SIM_POOLS", has_usual_pools.into(), 0..=1) == 1,
             no_pools: Vec::new(),
@@ -238,6 +242,11 @@ impl Knobs {
                 )),
             }
         }
+        if knobs.coherent && !knobs.is_coherent() {
+            complaints.push(
+                "CUDA_SIM_COHERENT=1 needs Linux and concurrent managed access; ignored".into(),
+            );
+        }
         for (name, value, default) in [
             ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
             ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
@@ -281,6 +290,11 @@ impl Knobs {
     /// managed pools and no prefetches.
     pub(crate) fn has_concurrent_managed_access(&self) -> bool {
         self.has_managed_memory() && self.managed_pools && self.model == DriverModel::Linux
+    }
+
+    /// Whether devices use the memory of the program through the page tables of the host.
+    pub(crate) fn is_coherent(&self) -> bool {
+        self.coherent && self.has_concurrent_managed_access() && cfg!(target_os = "linux")
     }
 
     /// Whether the driver knows NUMA nodes of the host: not on Windows.
@@ -435,6 +449,25 @@ mod tests {
         assert_eq!((knobs, complaints), (expected, Vec::new()));
         let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
         assert_eq!((knobs.model, complaints.len()), (OWN_MODEL, 1));
+    }
+
+    #[test]
+    fn only_linux_with_managed_memory_is_coherent() {
+        let coherent = ("CUDA_SIM_COHERENT", "1");
+        let linux = ("CUDA_SIM_DRIVER_MODEL", "linux");
+        let (knobs, complaints) = read(&[coherent, linux]);
+        assert_eq!(
+            (knobs.is_coherent(), complaints.len()),
+            (cfg!(target_os = "linux"), usize::from(cfg!(windows)))
+        );
+        for other in [
+            ("CUDA_SIM_DRIVER_MODEL", "tcc"),
+            ("CUDA_SIM_VGPU", "1"),
+            ("CUDA_SIM_MANAGED_POOLS", "0"),
+        ] {
+            let (knobs, complaints) = read(&[coherent, other]);
+            assert_eq!((knobs.is_coherent(), complaints.len()), (false, 1));
+        }
     }
 
     #[test]

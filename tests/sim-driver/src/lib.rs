@@ -69,6 +69,7 @@ mod slab;
 mod state;
 mod stream;
 mod system;
+mod system_allocated;
 mod table;
 #[doc(hidden)]
 pub mod texts;

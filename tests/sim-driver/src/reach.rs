@@ -2,7 +2,8 @@
 //!
 //! That is the memory that was there when the kernel was submitted, in its device's reach. It is copied then: when the
 //! kernel runs, blocks may have been freed in stream order, and others may have their places. Until the kernel is done,
-//! the addresses stay readable, whatever was freed: see `State::bury`.
+//! the addresses stay readable, whatever was freed: see `State::bury`. On coherent machines it is also the memory of the
+//! program.
 
 use crate::alloc::Kind;
 use crate::clock::{Clocks, Point, StreamId};
@@ -140,6 +141,10 @@ impl State {
         while at < end {
             let Some(extent) = find(&reach.extents, at) else {
                 if at == address {
+                    // Translated when it is accessed, unlike memory of the driver.
+                    if self.is_system_allocated(address, access.len, access.writes()) {
+                        return Ok(());
+                    }
                     self.report_if_freed(access);
                 }
                 return Err(NOT_THERE);

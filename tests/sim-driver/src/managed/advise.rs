@@ -38,13 +38,20 @@ impl State {
         place: CUmemLocation,
     ) -> Answer {
         use CUmem_advise as A;
-        self.require_managed(address, len)?;
+        let is_pageable = self.is_pageable(address, len);
+        if is_pageable {
+            self.current()?;
+        } else {
+            self.require_managed(address, len)?;
+        }
         // Measured: memory of pools takes no advice.
         if self.pool_at(address).is_some() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         // Measured: advice that names a NUMA node of the host is accepted, but has no effect.
-        let is_told = !matches!(location_parts(place).0, HOST_NUMA | HOST_NUMA_CURRENT);
+        // Documented: no attribute tells of the program's memory.
+        let is_node = matches!(location_parts(place).0, HOST_NUMA | HOST_NUMA_CURRENT);
+        let is_told = !is_node && !is_pageable;
         let change: Box<dyn Fn(&mut Told)> = match advice {
             A::CU_MEM_ADVISE_SET_READ_MOSTLY => Box::new(|told| told.read_mostly = true),
             A::CU_MEM_ADVISE_UNSET_READ_MOSTLY => Box::new(|told| told.read_mostly = false),

@@ -68,11 +68,15 @@ impl State {
         (address, len): (CUdeviceptr, usize),
     ) -> Answer {
         let id = self.resolve(stream.0, stream.1)?;
-        if len == 0 || !self.is_managed(address) {
+        let is_managed = self.is_managed(address);
+        if len == 0 || !is_managed && !self.is_pageable(address, len) {
             return Err(INVALID_VALUE);
         }
         // Only the order is checked: what a discarded byte reads as is not defined, so it may as well stay.
         let at = self.begin(id)?;
+        if !is_managed {
+            return Ok(());
+        }
         self.touch("discard", at, By::Stream(id), Side::Device(address), len)?;
         self.renew_within(address, len);
         Ok(())
@@ -117,7 +121,8 @@ impl State {
             let is_managed = found.kind == crate::alloc::Kind::Managed;
             is_managed && start == address && (len == 0 || len as u64 == found.size)
         });
-        if !is_known || !is_whole {
+        // Documented: of the program's memory a part may be attached, but not nothing.
+        if !is_known || !is_whole && !self.is_pageable(address, len) {
             return Err(INVALID_VALUE);
         }
         if self.is_recording(id)? {

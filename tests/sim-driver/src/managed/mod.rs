@@ -93,7 +93,8 @@ impl State {
         if flags != 0 || len == 0 {
             return Err(INVALID_VALUE);
         }
-        if !self.is_managed(address) {
+        let is_managed = self.is_managed(address);
+        if !is_managed && !self.is_pageable(address, len) {
             return Err(INVALID_VALUE);
         }
         let device = self.destination(place)?;
@@ -101,6 +102,10 @@ impl State {
             return self.refuse_on_recorded(id);
         }
         let at = self.begin(id)?;
+        // A guess: memory of the program is not counted as the device's, wherever its pages are.
+        if !is_managed {
+            return Ok(());
+        }
         // Measured: an end that overflows the address space is not detected as past the block's.
         if address.checked_add(len as u64).is_none() {
             return Ok(());

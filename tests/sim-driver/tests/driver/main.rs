@@ -5,6 +5,8 @@
 mod annotate;
 mod apart;
 mod callbacks;
+#[cfg(target_os = "linux")]
+mod coherent;
 mod control;
 mod copies;
 mod devices;

@@ -9,7 +9,7 @@ use crate::apart::call;
 use crate::harness::{INVALID_VALUE, OK};
 
 /// An initialised machine, and a stream in a current context of its first device.
-fn started(machine: Machine) -> (Simulator, &'static DriverTable, CUstream) {
+pub(crate) fn started(machine: Machine) -> (Simulator, &'static DriverTable, CUstream) {
     let simulator = machine.start().expect("the simulator was built");
     let table = simulator.library().table();
     let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());

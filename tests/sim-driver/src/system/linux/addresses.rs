@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use cuda_driver_sys::CUresult;
 
 use super::SharedFile;
+use super::program::{add_own, remove_own};
 use super::range::map;
 use crate::export::Answer;
 use crate::memory::pointer;
@@ -26,7 +27,7 @@ impl AddressRange {
             && hint.is_multiple_of(align)
             && let Some(base) = reserve_at(hint, size(len)?)
         {
-            return Ok(Self { base, len });
+            return Ok(Self::new(base, len));
         }
         let wide = len
             .checked_add(align)
@@ -41,7 +42,12 @@ impl AddressRange {
                 unsafe { libc::munmap(pointer(start), len as usize) };
             }
         }
-        Ok(Self { base, len })
+        Ok(Self::new(base, len))
+    }
+
+    fn new(base: u64, len: u64) -> Self {
+        add_own(base, len);
+        Self { base, len }
     }
 
     pub(crate) fn base(&self) -> u64 {
@@ -74,6 +80,7 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
+        remove_own(self.base);
         // SAFETY: this value owns the addresses, and is dropped only when no queue can reach them any more.
         unsafe { libc::munmap(pointer(self.base), self.len as usize) };
     }

@@ -2,11 +2,13 @@
 
 mod addresses;
 mod file;
+mod program;
 mod range;
 mod thread;
 
 pub(crate) use addresses::{AddressRange, Memory, Part, Source};
 pub(crate) use file::{SharedFile, anonymous_file};
+pub(crate) use program::is_program_memory;
 pub(crate) use range::Range;
 pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
 

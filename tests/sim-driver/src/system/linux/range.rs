@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use cuda_driver_sys::CUresult;
 use cuda_sim_support::page::host_page;
 
+use super::program::{add_own, remove_own};
 use crate::export::Answer;
 use crate::memory::pointer;
 
@@ -33,6 +34,7 @@ impl Range {
 
     fn new(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<Self> {
         let base = map(len, access, kind, file)?;
+        add_own(base, len as u64);
         Ok(Self { base, len })
     }
 
@@ -72,6 +74,7 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
+        remove_own(self.base);
         // SAFETY: this value owns the mapping, and is dropped only when no queue can access it any more.
         unsafe { libc::munmap(pointer(self.base), self.len) };
     }

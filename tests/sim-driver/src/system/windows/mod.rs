@@ -15,6 +15,11 @@ use std::ffi::c_void;
 /// What the program passes for memory of another process, and gets for its own: a handle of this process.
 pub(crate) type SharedHandle = *mut c_void;
 
+/// No simulated machine of Windows uses the memory of the program.
+pub(crate) fn is_program_memory(_start: u64, _len: u64, _writes: bool) -> bool {
+    false
+}
+
 /// The kind of that handle, as in `CUmemAllocationHandleType`.
 pub(crate) const SHARED_HANDLE: u32 = 2;
 
