@@ -6,6 +6,8 @@ extern crate macro_rules_attribute;
 #[macro_use]
 extern crate cuda_mem_tests;
 
+#[cfg(target_os = "linux")]
+mod coherent;
 mod counts;
 mod eager;
 mod fallback;
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
         versions::CONTRACT,
         versions::RESOURCES,
         versions::BESIDE,
+        #[cfg(target_os = "linux")]
+        coherent::SUITES,
         fallback::CONFORMANCE,
         watchdog::HUNG,
         watchdog::PATIENT,
