@@ -1,6 +1,6 @@
 //! What memory is shared through: descriptors, or handles of Windows.
 
-pub(crate) use system::*;
+pub use system::*;
 
 #[cfg(unix)]
 mod system {
@@ -12,32 +12,32 @@ mod system {
     use cuda_mem::{Device, Driver, MemoryPool, Result};
 
     /// The kind of handle.
-    pub(crate) const KIND: HandleTypes = HandleTypes::POSIX_FILE_DESCRIPTOR;
+    pub const KIND: HandleTypes = HandleTypes::POSIX_FILE_DESCRIPTOR;
 
-    pub(crate) fn of_pool(pool: &MemoryPool) -> Result<OwnedFd> {
+    /// Of a pool.
+    pub fn of_pool(pool: &MemoryPool) -> Result<OwnedFd> {
         pool.export_fd()
     }
 
+    /// The pool of which this is a handle.
     #[track_caller]
-    pub(crate) fn import_pool(device: &Device, handle: &OwnedFd) -> Result<ImportedPool> {
+    pub fn import_pool(device: &Device, handle: &OwnedFd) -> Result<ImportedPool> {
         ImportedPool::from_fd(device, handle)
     }
 
-    pub(crate) fn of_memory(memory: &PhysicalMemory) -> Result<OwnedFd> {
+    /// Of physical memory.
+    pub fn of_memory(memory: &PhysicalMemory) -> Result<OwnedFd> {
         memory.export_fd()
     }
 
     /// Of each part of a buffer, with its bytes.
-    pub(crate) fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedFd, u64)>> {
+    pub fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedFd, u64)>> {
         buffer.export_fds()
     }
 
+    /// The memory of which this is a handle, which has so many bytes.
     #[track_caller]
-    pub(crate) fn import_memory(
-        driver: Driver,
-        handle: &OwnedFd,
-        bytes: u64,
-    ) -> Result<PhysicalMemory> {
+    pub fn import_memory(driver: Driver, handle: &OwnedFd, bytes: u64) -> Result<PhysicalMemory> {
         PhysicalMemory::import_fd(driver, handle.as_fd(), bytes)
     }
 }
@@ -52,28 +52,32 @@ mod system {
     use cuda_mem::{Device, Driver, MemoryPool, Result};
 
     /// The kind of handle.
-    pub(crate) const KIND: HandleTypes = HandleTypes::WIN32;
+    pub const KIND: HandleTypes = HandleTypes::WIN32;
 
-    pub(crate) fn of_pool(pool: &MemoryPool) -> Result<OwnedHandle> {
+    /// Of a pool.
+    pub fn of_pool(pool: &MemoryPool) -> Result<OwnedHandle> {
         pool.export_handle()
     }
 
+    /// The pool of which this is a handle.
     #[track_caller]
-    pub(crate) fn import_pool(device: &Device, handle: &OwnedHandle) -> Result<ImportedPool> {
+    pub fn import_pool(device: &Device, handle: &OwnedHandle) -> Result<ImportedPool> {
         ImportedPool::from_handle(device, handle)
     }
 
-    pub(crate) fn of_memory(memory: &PhysicalMemory) -> Result<OwnedHandle> {
+    /// Of physical memory.
+    pub fn of_memory(memory: &PhysicalMemory) -> Result<OwnedHandle> {
         memory.export_handle()
     }
 
     /// Of each part of a buffer, with its bytes.
-    pub(crate) fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedHandle, u64)>> {
+    pub fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedHandle, u64)>> {
         buffer.export_handles()
     }
 
+    /// The memory of which this is a handle, which has so many bytes.
     #[track_caller]
-    pub(crate) fn import_memory(
+    pub fn import_memory(
         driver: Driver,
         handle: &OwnedHandle,
         bytes: u64,

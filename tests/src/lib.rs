@@ -24,7 +24,7 @@ pub mod environment;
 pub mod executor;
 mod foreign;
 mod forks;
-mod handles;
+pub mod handles;
 pub mod hold;
 pub mod host;
 pub mod ledger;

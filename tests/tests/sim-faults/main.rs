@@ -10,6 +10,8 @@ mod collective;
 mod dlpack;
 mod graph;
 mod host;
+// Through descriptors.
+#[cfg(unix)]
 mod ipc;
 mod managed;
 mod placement;

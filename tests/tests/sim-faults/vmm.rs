@@ -1,17 +1,16 @@
 //! Every driver call of virtual memory fails once, in turn, with several codes. Each time the caller gets a typed
 //! error, or the destructor reports; nothing is left over, nothing panics.
 
-use std::os::fd::AsFd as _;
-
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::drop_counts;
-use cuda_mem::driver::{HandleTypes, Location};
+use cuda_mem::driver::Location;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 use cuda_mem::mapped::{AddressRange, GrowableBuffer, MappedMemory, PhysicalMemory};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Access, Driver, Error, ErrorKind};
 use cuda_mem_tests::environment::{Environment, sim_path};
+use cuda_mem_tests::handles;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_after};
 use cuda_mem_tests::sweep::{self, Answer, Scenario};
 
@@ -21,10 +20,10 @@ fn memory(driver: Driver) -> Result<(), Error> {
     let stream = device.primary_context()?.stream()?;
     let here = Location::Device(device);
     let memory = PhysicalMemory::builder(&device)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .handle_types(handles::KIND)
         .build(1)?;
-    let descriptor = memory.export_fd()?;
-    let imported = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
+    let handle = handles::of_memory(&memory)?;
+    let imported = handles::import_memory(driver, &handle, memory.size_bytes())?;
     let range = AddressRange::reserve(driver, 2 * memory.size_bytes(), 0)?;
     let first = range.map(0, &memory)?;
     let second = range.map(memory.size_bytes(), &imported)?;
@@ -276,14 +275,14 @@ fn the_ledger_knows_what_was_not_given_back(env: &Environment) -> Result<()> {
     let before = control.live().physical_allocations;
     Ledger::enable(LedgerLevel::Bytes);
     let memory = PhysicalMemory::builder(&env.device()?)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .handle_types(handles::KIND)
         .build(1)?;
     let bytes = memory.size_bytes() as i64;
     // What was never listed does not end.
-    let descriptor = memory.export_fd()?;
+    let handle = handles::of_memory(&memory)?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;
     control.fail("cuMemGetAllocationPropertiesFromHandle", 1, unknown);
-    let imported = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), memory.size_bytes());
+    let imported = handles::import_memory(env.driver, &handle, memory.size_bytes());
     ensure!(imported.is_err() && listed(K::PhysicalMemory) == (1, bytes));
     ensure!(control.live().physical_allocations == before + 1);
     // What is refused stays.

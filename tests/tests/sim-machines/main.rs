@@ -11,6 +11,7 @@ mod coherent;
 mod counts;
 mod eager;
 mod fallback;
+#[cfg(target_os = "linux")]
 mod gdrcopy;
 mod load;
 mod models;
@@ -28,6 +29,7 @@ use cuda_mem_tests::suite::Suite;
 fn main() -> ExitCode {
     let parts = [
         eager::as_child,
+        #[cfg(target_os = "linux")]
         gdrcopy::as_child,
         load::as_child,
         nvml::as_child,

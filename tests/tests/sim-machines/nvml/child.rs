@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::driver::Uuid;
 use cuda_mem::placement::{DeviceChoice, Nvml, NvmlDevice};
 use cuda_mem::sys::{CUdevice, CUresult, CUuuid, DriverTable};
-use cuda_mem::{Driver, Error, ErrorKind};
+use cuda_mem::{Driver, Error};
 use cuda_mem_tests::environment::sim_path;
 use cuda_sim::Control;
 
@@ -20,6 +20,7 @@ pub(crate) fn run(scenario: &str) -> Result<()> {
         "uuid" => uuid(),
         "open" => open(),
         "mig" => mig(),
+        #[cfg(unix)]
         "fork" => fork(),
         other => bail!("no scenario {other}"),
     }
@@ -215,7 +216,10 @@ fn mig() -> Result<()> {
 }
 
 /// NVML refuses in a fork, and the driver that the parent has not started works there.
+#[cfg(unix)]
 fn fork() -> Result<()> {
+    use cuda_mem::ErrorKind;
+
     let nvml = Nvml::load()?;
     let gpu = nvml.device(0)?;
     // SAFETY: this program has one thread, so the child may go on as it likes.

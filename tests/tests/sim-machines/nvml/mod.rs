@@ -143,6 +143,7 @@ mod looking {
         Ok(())
     }
 
+    #[cfg(unix)]
     #[apply(case)]
     fn a_fork_may_start_the_driver_and_not_ask_nvml(_: &Environment) -> Result<()> {
         ensure!(on(&[], "fork")? == "fine\n");

@@ -4,6 +4,7 @@
 mod arguments;
 #[path = "../../../../cuda-mem/examples/window/figures.rs"]
 mod figures;
+#[cfg(unix)]
 mod kinds;
 mod pure;
 mod tools;
