@@ -659,11 +659,14 @@ void *cudamem_torch_base(void *pointer, size_t *bytes);
 
 /*
  From now on what the streams of a capture request comes from a pool for graphs. filter is a
- std::function<bool(cudaStream_t)> of libstdc++, which says whether a stream is of the capture.
+ std::function<bool(cudaStream_t)> of libstdc++, which says whether a stream is of the capture. It is not read on Windows,
+ where all streams of the device count as captured.
 
  The caller guarantees: filter is such a function, which lives until this function returns, and whose copies may be called until the end.
  */
-void cudamem_torch_begin_pool(int device, cudamem_torch_pool_id id, void *filter);
+void cudamem_torch_begin_pool(int device,
+                              cudamem_torch_pool_id id,
+                              void *filter);
 
 /* Ends what cudamem_torch_begin_pool began; the memory stays the pool's. */
 void cudamem_torch_end_pool(int device, cudamem_torch_pool_id id);

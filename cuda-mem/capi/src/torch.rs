@@ -291,7 +291,8 @@ pub unsafe extern "C" fn cudamem_torch_base(
 }
 
 /// From now on what the streams of a capture request comes from a pool for graphs. `filter` is a
-/// std::function<bool(cudaStream_t)> of libstdc++, which says whether a stream is of the capture.
+/// std::function<bool(cudaStream_t)> of libstdc++, which says whether a stream is of the capture. It is not read on Windows,
+/// where all streams of the device count as captured.
 ///
 /// # Safety
 ///

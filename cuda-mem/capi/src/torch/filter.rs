@@ -29,12 +29,16 @@ const _: () = assert!(size_of::<Filter>() == 32);
 unsafe impl Send for Filter {}
 
 impl Filter {
-    /// A copy of the function; `None` if it is empty.
+    /// A copy of the function; `None` if it is empty, and on Windows, where PyTorch is built with another library than
+    /// libstdc++.
     ///
     /// # Safety
     ///
     /// `from` is null or a live function of this type.
     pub(super) unsafe fn copied_from(from: *const c_void) -> Option<Self> {
+        if cfg!(windows) {
+            return None;
+        }
         let from = from.cast::<Self>();
         // SAFETY: promised by the caller, in the words of the section above.
         let from = unsafe { from.as_ref() }?;

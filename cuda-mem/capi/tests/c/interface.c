@@ -1,14 +1,12 @@
-/* The C interface from C: on a GPU, or on the simulated driver. Streams are the program's own, made by the driver. */
+/* The C interface from C: on a GPU, or on the simulated driver. Streams are the program's own, made by the driver. The argument
+   is a folder for files. */
 
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cudamem.h"
+#include "system.h"
 
 typedef struct CUstream_st *stream_t;
 typedef unsigned long long address_t;
@@ -41,7 +39,7 @@ static void want(int is_right, const char *what, int line) {
 
 /* A function of the driver. ISO C has no conversion from an object pointer. */
 static void find(void *function, const char *name) {
-    void *found = dlsym(driver, name);
+    void *found = address_in(driver, name);
     want(found != NULL, name, __LINE__);
     memcpy(function, &found, sizeof found);
 }
@@ -50,7 +48,7 @@ static void start(void) {
     unsigned (*init)(unsigned);
     unsigned (*retain)(void **, int);
     const char *path = getenv("CUDA_DRIVER_SYS_LIBRARY");
-    driver = dlopen(path != NULL ? path : "libcuda.so.1", RTLD_NOW);
+    driver = open_library(path != NULL ? path : DRIVER_FILE);
     want(driver != NULL, "a driver", __LINE__);
     find(&init, "cuInit");
     find(&retain, "cuDevicePrimaryCtxRetain");
@@ -323,7 +321,7 @@ static void adaptors(void) {
     end_stream(other);
 }
 
-static void *work(void *arena) {
+THREAD(work, arena) {
     stream_t stream;
     void *block;
     DRIVER(set_current(context));
@@ -343,19 +341,19 @@ static void *work(void *arena) {
     WANT(strcmp(cudamem_last_error_message(), "") == 0);
     REFUSED(INVALID_VALUE, "`count` is null", cudamem_device_count(NULL));
     end_stream(stream);
-    return NULL;
+    return 0;
 }
 
 static void threads(void) {
-    pthread_t all[4];
+    thread_t all[4];
     cudamem_resource *arena;
     cudamem_arena_stats stats;
     OK(cudamem_arena_create(0, NULL, &arena));
     for (int at = 0; at < 4; at++) {
-        want(pthread_create(&all[at], NULL, work, arena) == 0, "a thread", __LINE__);
+        want(start_thread(&all[at], work, arena), "a thread", __LINE__);
     }
     for (int at = 0; at < 4; at++) {
-        want(pthread_join(all[at], NULL) == 0, "its end", __LINE__);
+        want(join_thread(all[at]), "its end", __LINE__);
     }
     DRIVER(stream_synchronize(NULL));
     OK(cudamem_arena_read_stats(arena, &stats, sizeof stats));
@@ -373,7 +371,7 @@ static void faults(void) {
     stream_t stream;
     void *block;
     char text[500];
-    if (dlsym(driver, "simcuda_fail") == NULL) {
+    if (address_in(driver, "simcuda_fail") == NULL) {
         return;
     }
     find(&fail, "simcuda_fail");
@@ -466,7 +464,7 @@ static size_t frames(char *text, size_t size) {
     return sizeof here - 1;
 }
 
-static void recorders(void) {
+static void recorders(const char *folder) {
     cudamem_recorder *ring, *written, *none;
     cudamem_resource *arena, *pool;
     cudamem_arena_options arena_options;
@@ -474,9 +472,10 @@ static void recorders(void) {
     stream_t stream = new_stream();
     void *block, *other;
     uint64_t dropped = 1;
-    char file[64];
-    char path[] = "/tmp/cudamem-log-XXXXXX", second[] = "/tmp/cudamem-log-XXXXXX";
-    WANT(close(mkstemp(path)) == 0 && close(mkstemp(second)) == 0);
+    char path[500], second[500], file[500];
+    snprintf(path, sizeof path, "%s/written.csv", folder);
+    snprintf(second, sizeof second, "%s/ring.csv", folder);
+    snprintf(file, sizeof file, "%s/ring.json", folder);
 
     REFUSED(INVALID_VALUE, "`entries` is 0", cudamem_recorder_create(0, &none));
     WANT(none == NULL);
@@ -504,7 +503,6 @@ static void recorders(void) {
     WANT(count_in(second, ",map,") == 1 && count_in(second, ",allocate,") == 2 && count_in(second, ",free,") == 2);
     WANT(count_in(second, "model.c:7 forward;train.c:3") == 1 && count_in(second, ",2000,") == 2);
     OK(cudamem_allocate(arena, 5000, 0, 0, stream, &block));
-    snprintf(file, sizeof file, "%s.json", second);
     OK(cudamem_snapshot_write(arena, ring, file));
     WANT(count_in(file, "active_allocated") == 1 && count_in(file, "5000") == 1);
     OK(cudamem_recorder_write_timeline(ring, file));
@@ -513,7 +511,6 @@ static void recorders(void) {
     REFUSED(INVALID_VALUE, "file of its own", cudamem_snapshot_write(pool, written, file));
     REFUSED(INVALID_VALUE, "`path` is null", cudamem_snapshot_write(arena, NULL, NULL));
     OK(cudamem_deallocate(arena, block, 5000, 0, 0, stream));
-    WANT(remove(file) == 0);
     OK(cudamem_recorder_dropped(ring, &dropped));
     WANT(dropped == 0);
     REFUSED(INVALID_VALUE, "file of its own", cudamem_recorder_write(written, second));
@@ -528,12 +525,12 @@ static void recorders(void) {
     end_stream(stream);
     cudamem_resource_release(arena);
     cudamem_resource_release(pool);
-    WANT(remove(path) == 0 && remove(second) == 0);
 }
 
-int main(void) {
+int main(int arguments, char **argument) {
     int count = 0, version = 0;
     uint64_t free_bytes, total;
+    want(arguments == 2, "one argument", __LINE__);
     mistakes();
     start();
     OK(cudamem_device_count(&count));
@@ -548,7 +545,7 @@ int main(void) {
     adaptors();
     threads();
     copies();
-    recorders();
+    recorders(argument[1]);
     faults();
     puts("done");
     return 0;
