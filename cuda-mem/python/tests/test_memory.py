@@ -12,6 +12,8 @@ import unittest
 import cuda_mem
 from cuda_mem._streams import handle_of
 
+DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
 
 class Resources(unittest.TestCase):
     def test_devices(self):
@@ -251,7 +253,7 @@ class Arrays(unittest.TestCase):
         self.assertTrue(again.__cuda_array_interface__["data"][1])
 
     def test_a_buffer_may_go_while_its_stream_is_captured(self):
-        driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", "libcuda.so.1"))
+        driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", DRIVER))
         context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.assertEqual(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
         self.assertEqual(driver.cuCtxSetCurrent(context), 0)

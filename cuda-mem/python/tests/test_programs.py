@@ -24,7 +24,7 @@ class Programs(unittest.TestCase):
             ended = command("report", log, "-o", page)
             self.assertEqual(ended.returncode, 0, ended.stderr)
             self.assertIn("at most 1 MiB asked", ended.stdout)
-            self.assertTrue(page.read_text().startswith("<!doctype html>"))
+            self.assertTrue(page.read_text(encoding="utf-8").startswith("<!doctype html>"))
 
     def test_help_lists_the_commands(self):
         ended = command("--help")

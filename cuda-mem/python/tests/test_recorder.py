@@ -141,6 +141,7 @@ class Recorders(unittest.TestCase):
         self.assertGreaterEqual(recorder.dropped, 20_000)
         self.assertEqual(len(lines_of(self.folder / "run.csv")), lines)
 
+    @unittest.skipUnless(os.path.exists("/proc/self/fd"), "open files are counted in /proc")
     def test_recorders_end_with_their_objects(self):
         def files():
             return len(os.listdir("/proc/self/fd"))
@@ -156,6 +157,7 @@ class Recorders(unittest.TestCase):
         python = [sys.executable, "-W", "ignore::DeprecationWarning"]
         return subprocess.run([*python, "-c", program], capture_output=True, text=True, timeout=60)
 
+    @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
     def test_a_fork_leaves_the_file_alone(self):
         path = self.folder / "run.csv.gz"
         ended = self.run_program(

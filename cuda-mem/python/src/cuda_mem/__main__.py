@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
 import sys
 
 from ._library import PACKAGE
@@ -35,6 +36,9 @@ def run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
     if command in ("doctor", "replay", "report"):
         program = str(PACKAGE / "bin" / command)
+        if os.name == "nt":
+            # Whoever waits for a process there does not wait for what takes its place.
+            return subprocess.call([f"{program}.exe", *arguments[1:]])
         # It takes the place of this process.
         os.execv(program, [program, *arguments[1:]])
     if command == "record":

@@ -9,7 +9,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_ssize_t, c_ui
 from typing import Any
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-PATH = os.environ.get("CUDA_MEM_LIBRARY") or str(PACKAGE / "libcudamem.so")
+PATH = os.environ.get("CUDA_MEM_LIBRARY") or str(PACKAGE / ("cudamem.dll" if os.name == "nt" else "libcudamem.so"))
 """The file of the library. Another one can be chosen with the variable."""
 
 
@@ -151,8 +151,9 @@ HOOKS = ("cudamem_torch_base", "cudamem_torch_begin_pool", "cudamem_torch_end_po
 
 
 def _open() -> ctypes.CDLL:
-    # Nothing that another library exports is meant by a name of this one.
-    library = ctypes.CDLL(PATH, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    # Nothing that another library exports is meant by a name of this one; Windows knows no such mixture.
+    mode = ctypes.DEFAULT_MODE if os.name == "nt" else os.RTLD_LOCAL | os.RTLD_NOW
+    library = ctypes.CDLL(PATH, mode=mode)
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

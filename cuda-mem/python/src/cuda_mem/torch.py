@@ -167,7 +167,8 @@ def _use(configure: Any, options: Any, record: Any, shim: bool | None, statistic
 
 
 def _throw() -> int | None:
-    """The address of the function with which PyTorch raises its errors; `None` if this version has another."""
+    """The address of the function with which PyTorch raises its errors; `None` if this version has another, as on
+    Windows."""
     path = pathlib.Path(torch.__file__).parent / "lib/libc10.so"
     try:
         # PyTorch has loaded it; this is the same library.
@@ -179,6 +180,10 @@ def _throw() -> int | None:
 
 def _shim(required: bool) -> str | None:
     """The library with which allocations raise PyTorch's errors, built if necessary."""
+    if os.name == "nt":
+        if required:
+            raise RuntimeError("shim=True is not supported on Windows")
+        return None
     compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
     try:
         outcome = _build_shim(compiler)
