@@ -1,6 +1,7 @@
 //! Processes that tests start: this program again, for a suite, a test or a part of it, and examples.
 
 use std::collections::BTreeSet;
+use std::env::consts::EXE_SUFFIX;
 use std::fs::OpenOptions;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::io;
@@ -73,8 +74,8 @@ pub fn example(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let folder = here.parent().context("the program has no folder")?;
     let places = [
-        folder.join(format!("example-{name}")),
-        folder.join("../examples").join(name),
+        folder.join(format!("example-{name}{EXE_SUFFIX}")),
+        folder.join(format!("../examples/{name}{EXE_SUFFIX}")),
     ];
     let found = places.into_iter().find(|path| path.is_file());
     found.with_context(|| {

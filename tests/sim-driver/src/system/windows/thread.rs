@@ -26,8 +26,19 @@ type End = extern "C" fn(*mut c_void);
 
 struct Ends(Vec<(End, *mut c_void)>);
 
+#[link(name = "ntdll")]
+unsafe extern "system" {
+    /// Whether the process is ending.
+    fn RtlDllShutdownInProgress() -> u8;
+}
+
 impl Drop for Ends {
     fn drop(&mut self) {
+        // The other threads were ended where they were, one of them perhaps while it had the lock that is wanted here.
+        // SAFETY: no preconditions.
+        if unsafe { RtlDllShutdownInProgress() } != 0 {
+            return;
+        }
         for (end, value) in self.0.drain(..) {
             end(value);
         }
