@@ -117,7 +117,8 @@ impl MemoryPool {
         // Checked again, now that no other thread exports it.
         self.require_healthy()?;
         export().map_err(|error| {
-            if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
+            let was_tried = error.code().is_some() && error.kind() != ErrorKind::InvalidValue;
+            if was_tried && self.handle_types().contains(HandleTypes::FABRIC) {
                 self.note_failed_export();
             }
             error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
