@@ -174,6 +174,18 @@ impl Environment {
         Err(Skip("the device knows no NUMA node of the host".to_owned()).into())
     }
 
+    /// A skip on Windows.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] with this reason.
+    pub fn not_on_windows(&self, reason: &str) -> Result<()> {
+        if cfg!(windows) {
+            return Err(Skip(reason.to_owned()).into());
+        }
+        Ok(())
+    }
+
     /// A shared section: while the guard lives, no test of this process changes what pools keep.
     pub fn shared(&self) -> RwLockReadGuard<'static, ()> {
         SECTIONS.read().unwrap_or_else(PoisonError::into_inner)

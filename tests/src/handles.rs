@@ -9,10 +9,14 @@ mod system {
     use cuda_mem::driver::HandleTypes;
     use cuda_mem::interop::ImportedPool;
     use cuda_mem::mapped::{GrowableBuffer, PhysicalMemory};
+    use cuda_mem::placement::Export;
     use cuda_mem::{Device, Driver, MemoryPool, Result};
 
     /// The kind of handle.
     pub const KIND: HandleTypes = HandleTypes::POSIX_FILE_DESCRIPTOR;
+
+    /// What asks a placement for it.
+    pub const EXPORT: Export = Export::PosixFd;
 
     /// Of a pool.
     pub fn of_pool(pool: &MemoryPool) -> Result<OwnedFd> {
@@ -49,10 +53,14 @@ mod system {
     use cuda_mem::driver::HandleTypes;
     use cuda_mem::interop::ImportedPool;
     use cuda_mem::mapped::{GrowableBuffer, PhysicalMemory};
+    use cuda_mem::placement::Export;
     use cuda_mem::{Device, Driver, MemoryPool, Result};
 
     /// The kind of handle.
     pub const KIND: HandleTypes = HandleTypes::WIN32;
+
+    /// What asks a placement for it.
+    pub const EXPORT: Export = Export::Win32;
 
     /// Of a pool.
     pub fn of_pool(pool: &MemoryPool) -> Result<OwnedHandle> {

@@ -152,6 +152,9 @@ capabilities! {
     /// Physical memory can be exported as a file descriptor.
     PosixFd, posix_fd:
         103, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED since 10, 2;
+    /// Physical memory can be exported as a handle of Windows.
+    Win32Handle, win32_handle:
+        104, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_HANDLE_SUPPORTED since 10, 2;
     /// Network cards and other devices may access physical memory that is created for them.
     GpuDirectVirtualMemory, gpu_direct_virtual_memory:
         110, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED since 11, 0;

@@ -197,6 +197,7 @@ impl Placement {
     fn handle_types(&self) -> HandleTypes {
         match self.export {
             Export::PosixFd => HandleTypes::POSIX_FILE_DESCRIPTOR,
+            Export::Win32 => HandleTypes::WIN32,
             Export::Fabric => HandleTypes::FABRIC,
             _ => HandleTypes::empty(),
         }

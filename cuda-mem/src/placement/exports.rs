@@ -24,6 +24,7 @@ impl Case<'_> {
         self.reached()?;
         match export {
             Export::Fabric => self.by_handle(HandleTypes::FABRIC, Capability::Fabric),
+            Export::Win32 => self.by_handle(HandleTypes::WIN32, Capability::Win32Handle),
             Export::DmaBuf => self.as_dma_buf(),
             Export::Collective => self.collective(),
             _ => self.by_handle(HandleTypes::POSIX_FILE_DESCRIPTOR, Capability::PosixFd),
@@ -76,13 +77,17 @@ impl Case<'_> {
             return Ok(self.driver_paged(PlacementKind::Pool, Step::ExportedPool));
         }
         let purpose = "an export of mapped memory by handle";
-        let remedy = match (pools, handle == HandleTypes::FABRIC) {
-            (true, _) => {
-                "pools of the device can be exported so: ask for a short lifetime, without growth and \
-                 size of pages"
-            }
-            (false, true) => "ask for a file descriptor (`Export::PosixFd`), or for no export",
-            (false, false) => "ask for no export, and copy through memory that processes share",
+        let remedy = if pools {
+            "pools of the device can be exported so: ask for a short lifetime, without growth and size of \
+             pages"
+        } else if handle == HandleTypes::FABRIC {
+            "ask for a file descriptor (`Export::PosixFd`), or for no export"
+        } else if handle == HandleTypes::POSIX_FILE_DESCRIPTOR
+            && self.home.capabilities.win32_handle
+        {
+            "ask for a handle of Windows (`Export::Win32`), or for no export"
+        } else {
+            "ask for no export, and copy through memory that processes share"
         };
         self.need(request.home, Capability::VirtualMemory, purpose, remedy)?;
         self.need(request.home, capability, purpose, remedy)?;
@@ -94,7 +99,7 @@ impl Case<'_> {
         if export != Export::PosixFd {
             return Err(PlaceError::Conflict {
                 first: "access that is shared with the host",
-                second: "an export as a dma-buf or by a fabric handle",
+                second: "an export as anything but a file descriptor",
                 why: "memory of a device is exported so, and the host cannot touch that",
                 remedy: "ask for a file descriptor (`Export::PosixFd`), let the host copy \
                          (`AccessPattern::GpuMostly`), or do not export it",

@@ -207,6 +207,7 @@ impl fmt::Display for Placement {
         f.write_str(match self.export {
             Export::None => "",
             Export::PosixFd => ", exported as a file descriptor",
+            Export::Win32 => ", exported as a handle of Windows",
             Export::Fabric => ", exported by a fabric handle",
             Export::DmaBuf => ", for export as a dma-buf",
             Export::Collective => ", for collective operations",

@@ -46,8 +46,10 @@ pub enum Export {
     /// Not at all.
     #[default]
     None,
-    /// To other processes, as a file descriptor.
+    /// To other processes on Linux, as a file descriptor.
     PosixFd,
+    /// To other processes on Windows, as a handle.
+    Win32,
     /// To other processes, including those of other machines on one NVLink fabric.
     Fabric,
     /// To drivers of other devices, as a dma-buf. The placement ensures that the memory can be exported.

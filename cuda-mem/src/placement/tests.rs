@@ -34,7 +34,7 @@ pub(super) fn device() -> TopologyDevice {
         device.set(capability, true);
     }
     device.capabilities.pool_handle_types =
-        HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC;
+        HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::WIN32 | HandleTypes::FABRIC;
     device.granularity = 2 * MIB;
     device.recommended_granularity = 2 * MIB;
     device.host_granularity = 2 * MIB;
@@ -92,7 +92,7 @@ fn step_1b_a_dma_buf_is_mapped_memory_where_that_may_leave_the_device() {
 
 #[test]
 fn step_1c_what_is_exported_for_a_short_time_comes_from_a_pool() {
-    for export in [Export::PosixFd, Export::Fabric] {
+    for export in [Export::PosixFd, Export::Win32, Export::Fabric] {
         let request = bytes(MIB).lifetime(Lifetime::Short).export(export);
         let placement = expect(&request, &machine(1), "1c", K::Pool);
         assert_eq!(placement.export, export);
@@ -101,7 +101,7 @@ fn step_1c_what_is_exported_for_a_short_time_comes_from_a_pool() {
 
 #[test]
 fn step_1d_what_is_exported_otherwise_is_mapped() {
-    for export in [Export::PosixFd, Export::Fabric] {
+    for export in [Export::PosixFd, Export::Win32, Export::Fabric] {
         let long = bytes(MIB).export(export);
         let placement = expect(&long, &machine(1), "1d", K::Vmm);
         assert_eq!((placement.size, placement.page_size), (2 * MIB, 2 * MIB));

@@ -44,6 +44,7 @@ fn the_environment_chooses_the_level(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn the_end_of_the_process_is_told_of(env: &Environment) -> Result<()> {
+    env.not_on_windows("a Rust program runs no functions of atexit there")?;
     if std::env::var_os(CHILD).is_some() {
         ensure!(Ledger::report_at_exit() && Ledger::report_at_exit());
         drop(env.pool()?.alloc::<u8>(&env.stream()?, 2000)?);

@@ -16,14 +16,14 @@ use crate::vmm::pattern;
 fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
     const LEN: usize = 5 << 20;
     let machine = alone(env)?;
-    let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
+    let request = PlacementRequest::bytes(LEN as u64).export(handles::EXPORT);
     let expected = pattern(LEN);
     let record = &machine.devices[0];
     if record.capabilities.memory_pools
         && record
             .capabilities
             .pool_handle_types
-            .contains(cuda_mem::driver::HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .contains(handles::KIND)
     {
         let short = request.clone().lifetime(Lifetime::Short);
         let way = Way::new(env, &machine, &short)?;
@@ -110,9 +110,9 @@ fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
     machine.devices[0].capabilities.dma_buf = true;
     machine.devices[0].capabilities.gpu_direct_virtual_memory = false;
     let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
-    let posix = request(Export::PosixFd);
-    let shared = posix.clone().access(AccessPattern::Shared);
-    for request in [request(Export::DmaBuf), posix, shared] {
+    let by_handle = request(handles::EXPORT);
+    let shared = by_handle.clone().access(AccessPattern::Shared);
+    for request in [request(Export::DmaBuf), by_handle, shared] {
         if request.place(&machine).is_err() {
             println!("not here: {request:?}");
             continue;

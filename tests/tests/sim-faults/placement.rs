@@ -2,10 +2,11 @@
 //! codes. Each time the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::placement::{AccessPattern as A, Export, Lifetime, PlacementRequest, Topology};
+use cuda_mem::placement::{AccessPattern as A, Lifetime, PlacementRequest, Topology};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::handles;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
 };
@@ -28,7 +29,7 @@ fn places(driver: Driver) -> Result<(), Error> {
     nodeless.devices[0].host_numa_node = None;
     for (request, machine) in [
         // What is not exported comes from the pool that is the device's anyway.
-        (short(A::GpuOnly).export(Export::PosixFd), &machine),
+        (short(A::GpuOnly).export(handles::EXPORT), &machine),
         (request(A::GpuOnly), &plain),
         (request(A::GpuOnly).growable().zeroed(), &machine),
         (request(A::Shared).zeroed(), &machine),
@@ -144,7 +145,7 @@ fn whole_pages_are_filled_without_elements(env: &Environment) -> Result<()> {
     let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
     let machine = Topology::gather(&devices)?;
-    let request = PlacementRequest::bytes(1000).export(Export::PosixFd);
+    let request = PlacementRequest::bytes(1000).export(handles::EXPORT);
     for (request, fills) in [(request.clone(), 0), (request.zeroed(), 1)] {
         let placement = request.place(&machine)?;
         let before = control.calls("cuMemsetD8Async");

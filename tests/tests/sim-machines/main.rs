@@ -16,7 +16,10 @@ mod gdrcopy;
 mod load;
 mod models;
 mod nvml;
+// What drivers of Linux have.
+#[cfg(target_os = "linux")]
 mod support;
+#[cfg(target_os = "linux")]
 mod versions;
 mod watchdog;
 
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         gdrcopy::as_child,
         load::as_child,
         nvml::as_child,
+        #[cfg(target_os = "linux")]
         support::as_child,
     ];
     if let Some(outcome) = parts.into_iter().find_map(|as_child| as_child()) {
@@ -47,8 +51,11 @@ fn main() -> ExitCode {
         .sim_only(),
         // The simulator counts for the whole process.
         Suite::of("sim_machines::counts").sim_only().serial(),
+        #[cfg(target_os = "linux")]
         versions::CONTRACT,
+        #[cfg(target_os = "linux")]
         versions::RESOURCES,
+        #[cfg(target_os = "linux")]
         versions::BESIDE,
         #[cfg(target_os = "linux")]
         coherent::SUITES,

@@ -80,7 +80,8 @@ fn child(what: &Suite) -> Result<(bool, String)> {
 }
 
 #[apply(case)]
-fn what_hangs_is_named_with_all_stacks(_: &Environment) -> Result<()> {
+fn what_hangs_is_named_with_all_stacks(env: &Environment) -> Result<()> {
+    env.not_on_windows("the program that it leaves behind, `sleep`, is not there")?;
     let began = Instant::now();
     let (success, text) = child(&HUNG)?;
     ensure!(

@@ -17,9 +17,10 @@ pub(super) const PATTERNS: [A; 7] = [
     A::Streaming,
 ];
 pub(super) const LIFETIMES: [Lifetime; 2] = [Lifetime::Short, Lifetime::Long];
-pub(super) const EXPORTS: [Export; 5] = [
+pub(super) const EXPORTS: [Export; 6] = [
     Export::None,
     Export::PosixFd,
+    Export::Win32,
     Export::Fabric,
     Export::DmaBuf,
     Export::Collective,
@@ -38,11 +39,12 @@ fn is_supported(placement: &Placement, machine: &Topology) -> bool {
         && (!has_peers || all(&[C::UnifiedAddressing]));
     let handle = match placement.export {
         Export::PosixFd => HandleTypes::POSIX_FILE_DESCRIPTOR,
+        Export::Win32 => HandleTypes::WIN32,
         Export::Fabric => HandleTypes::FABRIC,
         _ => HandleTypes::empty(),
     };
     match (placement.kind, placement.export) {
-        (K::Pool, Export::None | Export::PosixFd | Export::Fabric) => {
+        (K::Pool, Export::None | Export::PosixFd | Export::Win32 | Export::Fabric) => {
             reached
                 && home.capabilities.memory_pools
                 && home.capabilities.pool_handle_types.contains(handle)
@@ -54,6 +56,7 @@ fn is_supported(placement: &Placement, machine: &Topology) -> bool {
             let exported = match export {
                 Export::None | Export::Collective => true,
                 Export::PosixFd => home.capabilities.posix_fd,
+                Export::Win32 => home.capabilities.win32_handle,
                 Export::Fabric => home.capabilities.fabric,
                 Export::DmaBuf => {
                     home.capabilities.dma_buf && home.capabilities.gpu_direct_virtual_memory

@@ -41,6 +41,12 @@ fn a_missing_capability_is_named_with_its_device_and_number() {
             103,
         ),
         (
+            long(Export::Win32),
+            Capability::Win32Handle,
+            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_WIN32_HANDLE_SUPPORTED",
+            104,
+        ),
+        (
             long(Export::Fabric),
             Capability::Fabric,
             "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED",

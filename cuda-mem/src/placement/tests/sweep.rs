@@ -19,6 +19,7 @@ const TOTAL: u64 = 40 * MIB + 12_345;
 enum Bit {
     Can(Capability),
     PoolFd,
+    PoolWin32,
     PoolFabric,
     Node,
     /// The peer reaches the home.
@@ -73,6 +74,14 @@ fn bits(export: Export, access: A) -> Vec<Bit> {
             Can(C::UnifiedAddressing),
             Bit::PeerToHome,
         ],
+        (Export::Win32, _) => vec![
+            Can(C::VirtualMemory),
+            Can(C::MemoryPools),
+            Can(C::Win32Handle),
+            Bit::PoolWin32,
+            Can(C::UnifiedAddressing),
+            Bit::PeerToHome,
+        ],
         (Export::PosixFd | Export::Fabric, _) => vec![
             Can(C::VirtualMemory),
             Can(C::MemoryPools),
@@ -112,6 +121,7 @@ fn machine(bits: &[Bit], mask: usize, whose: Whose, free: Option<u64>) -> Topolo
     }
     let mut handles = HandleTypes::empty();
     handles.set(HandleTypes::POSIX_FILE_DESCRIPTOR, is_on(Bit::PoolFd));
+    handles.set(HandleTypes::WIN32, is_on(Bit::PoolWin32));
     handles.set(HandleTypes::FABRIC, is_on(Bit::PoolFabric));
     switched.capabilities.pool_handle_types = handles;
     let mut devices = match whose {

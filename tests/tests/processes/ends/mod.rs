@@ -66,6 +66,7 @@ mod process {
 
     #[apply(case)]
     fn a_thread_local_of_the_main_thread_frees_or_counts(env: &Environment) -> Result<()> {
+        env.not_on_windows("the values of the main thread are not dropped there")?;
         ends_well(env, "main_thread_local", "at the end: 0 failures")
     }
 

@@ -1,10 +1,4 @@
-//! Two programs share a buffer: the first one allocates it and waits, the second one doubles the numbers in it.
-//!
-//! ```sh
-//! cargo run --example ipc      # in two terminals, without a GPU too
-//! ```
-
-use std::process::ExitCode;
+//! The program: a buffer goes to the other process and comes back.
 
 use anyhow::Result;
 use clap::Parser;
@@ -16,7 +10,7 @@ use cuda_mem_console::{DeviceOption, EXIT_CODES, say};
 /// Shares a buffer with another process: start it in two terminals
 #[derive(Debug, Parser)]
 #[command(name = "ipc", after_help = EXIT_CODES)]
-struct Args {
+pub(crate) struct Args {
     /// Name of the socket on which the two processes meet
     #[arg(default_value = "cuda-mem-example-ipc")]
     name: String,
@@ -24,11 +18,7 @@ struct Args {
     device: DeviceOption,
 }
 
-fn main() -> ExitCode {
-    cuda_mem_console::main(run)
-}
-
-fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     let backend = cuda_mem_console::open()?;
     let device = args.device.of(&backend)?;
     let stream = device.primary_context()?.stream()?;
