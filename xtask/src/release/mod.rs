@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace;
-use plan::{Counts, Metadata, Package};
+use plan::{Counts, Metadata, Outcome, Package};
 
 /// Arguments of `release`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +41,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         );
     }
     committed()?;
-    let target = metadata.target_directory.join("release");
+    // `release` there is the folder of that profile.
+    let target = metadata.target_directory.join("archives");
     pack(&packages, &target)?;
     let scratch = tempfile::tempdir()?;
     unpack(&packages, &target.join("package"), scratch.path())?;
@@ -51,12 +52,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             .join("package")
             .join(format!("{}.crate", package.folder()));
         let bytes = std::fs::metadata(&archive)?.len();
-        let (counts, green) = if args.untested {
-            (Vec::new(), check(package, scratch.path(), &target)?)
+        let (outcomes, green) = if args.untested {
+            check(package, scratch.path(), &target)?
         } else {
             test(package, scratch.path(), &target)?
         };
-        println!("{}", plan::line(package, bytes, &counts));
+        println!("{}", plan::line(package, bytes, &outcomes));
         if !green {
             failed.push(package.name.as_str());
         }
@@ -138,28 +139,32 @@ fn unpack(packages: &[&Package], archives: &Path, into: &Path) -> Result<()> {
     workspace::write(&into.join(".cargo/config.toml"), &config)
 }
 
+/// What a command did with an archive, with the features it had, and whether all of it succeeded.
+type Outcomes = (Vec<(&'static str, Outcome)>, bool);
+
 /// Whether an archive compiles, with all its features.
-fn check(package: &Package, folder: &Path, target: &Path) -> Result<bool> {
+fn check(package: &Package, folder: &Path, target: &Path) -> Result<Outcomes> {
     let mut cargo = workspace::cargo();
     cargo
         .args(["check", "--quiet", "--all-features"])
         .current_dir(folder.join(package.folder()))
         .env("CARGO_TARGET_DIR", target);
-    Ok(cargo.stdin(Stdio::null()).status()?.success())
+    let green = cargo.stdin(Stdio::null()).status()?.success();
+    let outcome = if green {
+        Outcome::Compiles
+    } else {
+        Outcome::DoesNotCompile
+    };
+    Ok((vec![("", outcome)], green))
 }
 
-/// What the tests of an archive counted, with the features that a user gets without asking and with all; and whether
-/// they passed.
-fn test(
-    package: &Package,
-    folder: &Path,
-    target: &Path,
-) -> Result<(Vec<(&'static str, Counts)>, bool)> {
+/// What the tests of an archive counted, with the features that a user gets without asking and with all.
+fn test(package: &Package, folder: &Path, target: &Path) -> Result<Outcomes> {
     let mut runs = vec![("", None)];
     if !package.features.is_empty() {
         runs.push((" with all features", Some("--all-features")));
     }
-    let (mut counts, mut green) = (Vec::new(), true);
+    let (mut outcomes, mut green) = (Vec::new(), true);
     for (name, option) in runs {
         let mut cargo = workspace::cargo();
         cargo
@@ -175,7 +180,8 @@ fn test(
             green = false;
             eprint!("{text}{}", String::from_utf8_lossy(&output.stderr));
         }
-        counts.push((name, Counts::of(&text)?));
+        let outcome = Counts::of(&text)?.map_or(Outcome::DoesNotCompile, Outcome::Tested);
+        outcomes.push((name, outcome));
     }
-    Ok((counts, green))
+    Ok((outcomes, green))
 }

@@ -133,9 +133,10 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// From the lines `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
-    pub(super) fn of(output: &str) -> Result<Self> {
-        let mut sum = Self::default();
+    /// From the lines `test result: ok. 3 passed; 0 failed; 1 ignored; …`. Nothing if no program ran: without tests it
+    /// would still say that 0 passed.
+    pub(super) fn of(output: &str) -> Result<Option<Self>> {
+        let (mut sum, mut programs) = (Self::default(), 0);
         for line in output
             .lines()
             .filter(|line| line.starts_with("test result: "))
@@ -151,21 +152,40 @@ impl Counts {
             sum.passed += passed;
             sum.failed += failed;
             sum.ignored += ignored;
+            programs += 1;
         }
-        Ok(sum)
+        Ok((programs > 0).then_some(sum))
     }
 }
 
-/// The line about a crate.
-pub(super) fn line(package: &Package, bytes: u64, counts: &[(&str, Counts)]) -> String {
+/// What cargo did with an archive.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome {
+    Compiles,
+    DoesNotCompile,
+    Tested(Counts),
+}
+
+/// The line about a crate, with the outcome for each set of features.
+pub(super) fn line(package: &Package, bytes: u64, outcomes: &[(&str, Outcome)]) -> String {
     let kib = bytes.div_ceil(1024);
     let mut text = format!("{} {}: {kib} KiB", package.name, package.version);
-    for (features, counts) in counts {
+    for (features, outcome) in outcomes {
         let Counts {
             passed,
             failed,
             ignored,
-        } = counts;
+        } = match outcome {
+            Outcome::Tested(counts) => counts,
+            Outcome::Compiles => {
+                text += &format!("; compiles{features}");
+                continue;
+            }
+            Outcome::DoesNotCompile => {
+                text += &format!("; DOES NOT COMPILE{features}");
+                continue;
+            }
+        };
         text += &match passed + failed {
             0 => format!("; no tests{features}"),
             _ => format!("; {passed} tests passed{features}"),
@@ -273,7 +293,7 @@ mod tests {
     fn counts_of_all_programs_are_added() {
         let output = "running 3 tests\ntest result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n\
                       test result: FAILED. 40 passed; 3 failed; 0 ignored; 0 measured\n";
-        let counts = Counts::of(output).expect("two programs");
+        let counts = Counts::of(output).expect("numbers").expect("two programs");
         let (passed, failed, ignored) = (42, 3, 1);
         assert_eq!(
             counts,
@@ -287,17 +307,35 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_compile_is_not_taken_for_a_crate_without_tests() {
+        let metadata = metadata(&[package("a", &[])]);
+        let archive = &metadata.packages[0];
+        assert_eq!(Counts::of("").expect("no numbers"), None);
+        let text = line(archive, 1, &[("", Outcome::DoesNotCompile)]);
+        assert_eq!(text, "a 0.1.0: 1 KiB; DOES NOT COMPILE");
+        let outcomes = [
+            ("", Outcome::Compiles),
+            (" with all features", Outcome::DoesNotCompile),
+        ];
+        assert_eq!(
+            line(archive, 1, &outcomes),
+            "a 0.1.0: 1 KiB; compiles; DOES NOT COMPILE with all features"
+        );
+    }
+
+    #[test]
     fn a_crate_without_tests_is_named_as_such() {
         let metadata = metadata(&[package("a", &[])]);
         let none = Counts::default();
         let some = Counts { passed: 7, ..none };
-        let text = line(&metadata.packages[0], 2049, &[("", none)]);
+        let text = line(&metadata.packages[0], 2049, &[("", Outcome::Tested(none))]);
         assert_eq!(text, "a 0.1.0: 3 KiB; no tests");
-        let counts = [
-            ("", some),
-            (" with all features", Counts { ignored: 1, ..some }),
+        let more = Counts { ignored: 1, ..some };
+        let outcomes = [
+            ("", Outcome::Tested(some)),
+            (" with all features", Outcome::Tested(more)),
         ];
-        let text = line(&metadata.packages[0], 1, &counts);
+        let text = line(&metadata.packages[0], 1, &outcomes);
         assert_eq!(
             text,
             "a 0.1.0: 1 KiB; 7 tests passed; 7 tests passed with all features, 1 ignored"
