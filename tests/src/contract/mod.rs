@@ -20,6 +20,8 @@ mod ipc;
 #[cfg(unix)]
 mod ipc_ends;
 #[cfg(unix)]
+mod ipc_exports;
+#[cfg(unix)]
 mod ipc_loans;
 mod kinds;
 mod limit_futures;

@@ -9,7 +9,7 @@ use cuda_mem::mapped::{Advice, ManagedBuffer};
 use cuda_mem::memory::{DirectResource, ManagedResource, StatisticsAdaptor};
 use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
-use super::{SIZES, need_concurrent};
+use super::{SIZES, first_other, need_concurrent};
 use crate::environment::{Environment, Skip};
 use crate::hold::hold;
 use crate::modules::PTX;
@@ -356,20 +356,6 @@ fn what_a_device_writes_to_a_large_released_block_is_seen(env: &Environment) -> 
         stream.synchronize()?;
     }
     Ok(())
-}
-
-/// Where the first byte is that is not this one. In pieces, because a sanitizer makes single bytes slow.
-fn first_other(bytes: &[u8], expected: u8) -> Option<usize> {
-    const PIECE: usize = 1 << 20;
-    let same = vec![expected; PIECE];
-    let mut pieces = bytes.chunks(PIECE).enumerate();
-    pieces.find_map(|(index, piece)| {
-        if piece == &same[..piece.len()] {
-            return None;
-        }
-        let within = piece.iter().position(|byte| *byte != expected)?;
-        Some(index * PIECE + within)
-    })
 }
 
 /// The first round leaves released memory on the device; the others begin where the device has room for one block.

@@ -33,3 +33,16 @@ fn large(env: &Environment) -> Result<ManagedBuffer<u8>> {
     need_concurrent(env)?;
     Ok(ManagedBuffer::uninit(&env.stream()?, LARGE)?)
 }
+/// Where the first byte is that is not this one. In pieces, because a sanitizer makes single bytes slow.
+fn first_other(bytes: &[u8], expected: u8) -> Option<usize> {
+    const PIECE: usize = 1 << 20;
+    let same = vec![expected; PIECE];
+    let mut pieces = bytes.chunks(PIECE).enumerate();
+    pieces.find_map(|(index, piece)| {
+        if piece == &same[..piece.len()] {
+            return None;
+        }
+        let within = piece.iter().position(|byte| *byte != expected)?;
+        Some(index * PIECE + within)
+    })
+}
