@@ -37,6 +37,13 @@ pub(crate) struct Peer {
     pub(crate) reached: Result<bool, String>,
 }
 
+/// What processes of this system share pools through.
+pub(crate) const HANDLE: &str = if cfg!(windows) {
+    "handle"
+} else {
+    "descriptor"
+};
+
 /// A kind of pool that a program may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
@@ -62,7 +69,7 @@ impl PoolKind {
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Plain => "plain",
-            Self::Descriptor => "descriptor",
+            Self::Descriptor => HANDLE,
             Self::Fabric => "fabric",
             Self::Host => "host",
             Self::Numa => "numa_0",
@@ -74,6 +81,7 @@ impl PoolKind {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Plain => "pool of device memory",
+            Self::Descriptor if cfg!(windows) => "  shared by handle",
             Self::Descriptor => "  shared by descriptor",
             Self::Fabric => "  shared over a fabric",
             Self::Host => "pool of host memory",
@@ -85,6 +93,7 @@ impl PoolKind {
     /// The handle types that the device must report for this kind.
     pub(crate) fn handle(self) -> HandleTypes {
         match self {
+            Self::Descriptor if cfg!(windows) => HandleTypes::WIN32,
             Self::Descriptor => HandleTypes::POSIX_FILE_DESCRIPTOR,
             Self::Fabric => HandleTypes::FABRIC,
             _ => HandleTypes::empty(),

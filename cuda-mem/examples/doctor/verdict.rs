@@ -5,7 +5,7 @@ use cuda_mem::driver::{Capability, Reason, Support};
 use cuda_mem::memory::{DriverModel, Strategy};
 
 use crate::advice;
-use crate::facts::{Answer, Facts, PoolKind};
+use crate::facts::{Answer, Facts, HANDLE, PoolKind};
 
 /// From best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,21 +111,21 @@ fn model_words(model: DriverModel) -> String {
 /// machines have them, and the matrix shows them to those who need them.
 fn with_pools(facts: &Facts, found: &mut Diagnosis) {
     let driver = facts.device.driver().version();
-    // On Windows, and in Linux guests of it, there are other handles or none (R2).
+    // In Linux guests of Windows there are none (R2).
     match facts.pool(PoolKind::Descriptor) {
         Some(Answer::Known(Support::No(reason))) => {
             let because = if let Reason::Refused(_) = reason {
                 format!(
-                    "pools that are shared by descriptor are promised and cannot be made: {reason}"
+                    "pools that are shared by {HANDLE} are promised and cannot be made: {reason}"
                 )
             } else {
-                format!("no pools that are shared by descriptor: {reason}")
+                format!("no pools that are shared by {HANDLE}: {reason}")
             };
             found.find(Verdict::Limited, because, advice::without_sharing(*reason));
         }
         Some(Answer::Failed(error)) => found.find(
             Verdict::Limited,
-            format!("whether pools can be shared by descriptor could not be found out: {error}"),
+            format!("whether pools can be shared by {HANDLE} could not be found out: {error}"),
             Vec::new(),
         ),
         _ => {}
