@@ -144,7 +144,8 @@ impl State {
         let pool = pool.and_then(|(_, id)| pools.get_mut(id));
         let Some(pool) = pool.filter(|pool| pool.holds(address)) else {
             return match side {
-                // Documented: the direction that the function's name says is only a hint.
+                // Documented: the direction that the function's name says is only a hint. The program may take it back
+                // before the work runs, so the queue looks again.
                 Side::Device(_) if self.is_system_allocated(address, len, access.writes()) => {
                     Ok(Place::Device)
                 }

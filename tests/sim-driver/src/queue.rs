@@ -14,6 +14,7 @@ use crate::memory::bytes;
 use crate::module::{BuiltIn, ModelRun};
 use crate::pieces::stay;
 use crate::plane::{FilledRows, Rows};
+use crate::system_allocated::{Accessed, ProgramMemory};
 use crate::vmm;
 
 /// A worker exits after this idle time; the next task starts another.
@@ -92,7 +93,7 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Inner {
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<(Task, ProgramMemory)>,
     /// Number of tasks ever pushed and ever done.
     pushed: u64,
     done: u64,
@@ -122,6 +123,7 @@ impl Queue {
 
     /// Submits a task.
     pub(crate) fn push(self: &Arc<Self>, task: Task) -> Answer {
+        let program = ProgramMemory::among(|| task.accessed());
         let mut inner = self.lock();
         if !inner.has_worker {
             let queue = Arc::clone(self);
@@ -132,7 +134,7 @@ impl Queue {
             inner.has_worker = true;
         }
         inner.staged += task.staged();
-        inner.tasks.push_back(task);
+        inner.tasks.push_back((task, program));
         inner.pushed += 1;
         drop(inner);
         self.changed.notify_all();
@@ -169,7 +171,7 @@ impl Queue {
     fn work(&self) {
         let mut inner = self.lock();
         loop {
-            let Some(task) = inner.tasks.pop_front() else {
+            let Some((task, program)) = inner.tasks.pop_front() else {
                 let (guard, timeout) = self
                     .changed
                     .wait_timeout(inner, IDLE)
@@ -184,7 +186,7 @@ impl Queue {
             drop(inner);
             let staged = task.staged();
             // Others wait for this position, whatever happens.
-            if catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| task.run(&program))).is_err() {
                 eprintln!("cuda-sim: work of a stream panicked");
             }
             inner = self.lock();
@@ -243,17 +245,47 @@ impl Task {
         }
     }
 
-    fn run(self) {
+    /// As [`ranges`](Self::ranges), and which of them it writes.
+    fn accessed(&self) -> Vec<Accessed> {
+        if let Self::Kernel(work) = self {
+            return work.accessed();
+        }
+        let ranges = self.ranges().into_iter().enumerate();
+        // What is written comes first.
+        let accessed = ranges.map(|(at, (address, len))| Accessed {
+            address,
+            len,
+            writes: at == 0,
+        });
+        accessed.collect()
+    }
+
+    fn run(self, program: &ProgramMemory) {
+        if let Some(missing) = self.run_where_memory_is(program) {
+            // Without the locks of running work: who has that of the state waits for it.
+            missing.report_missing();
+        }
+    }
+
+    /// Runs it, unless the program has taken memory back: what, if so.
+    fn run_where_memory_is(self, program: &ProgramMemory) -> Option<Accessed> {
         // Prevents unmapping of the memory until the work is done.
         let ranges = self.ranges();
         let is_work = ranges.iter().any(|(_, len)| *len > 0);
         let _hold = match is_work.then(|| vmm::hold(&ranges)) {
             None => None,
             Some(Ok(hold)) => hold,
-            Some(Err(address)) => return vmm::report_unmapped(address),
+            Some(Err(address)) => {
+                vmm::report_unmapped(address);
+                return None;
+            }
         };
         // Also prevents it from moving.
         let _stay = is_work.then(stay);
+        let missing = program.missing();
+        if missing.is_some() {
+            return missing;
+        }
         match self {
             Self::Copy(rows) => rows.run(),
             Self::FillRows(rows) => rows.run(),
@@ -269,6 +301,7 @@ impl Task {
                 let _ = slot.set(Instant::now());
             }
         }
+        None
     }
 }
 

@@ -216,7 +216,10 @@ impl State {
         let (to, from) = (layers.to.address(), layers.from.address());
         let source = self.touch("copy from", at, by, Side::Any(from), from_len);
         let target = self.touch("copy to", at, by, Side::Any(to), to_len);
-        let (Ok(source), Ok(target)) = (source, target) else {
+        let is_gone =
+            |place, at, len, writes| place == Ok(Place::Pageable) && self.is_gone(at, len, writes);
+        let is_lost = is_gone(source, from, from_len, false) || is_gone(target, to, to_len, true);
+        let (Ok(source), Ok(target), false) = (source, target, is_lost) else {
             return self.report_lost_work("copy", to, stream).map(|()| false);
         };
         let queue = &self.stream(stream)?.queue;

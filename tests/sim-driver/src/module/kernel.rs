@@ -5,9 +5,14 @@ use std::time::Duration;
 
 use super::code::Entry;
 use crate::memory::bytes;
+use crate::system_allocated::Accessed;
 
 /// Size of an element.
 pub(super) const WORD: usize = 4;
+
+/// The sanitizer's names for what kernels do to memory.
+const READ: &str = "kernel read";
+pub(super) const WRITE: &str = "kernel write";
 
 /// The work of a built-in kernel, whatever its grid: each thread takes the next unprocessed element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +91,7 @@ impl BuiltIn {
 
     /// Its reads, then its writes; empty if there is nothing to do.
     pub(crate) fn uses(&self) -> Vec<Use> {
-        let (read, write) = ("kernel read", "kernel write");
+        let (read, write) = (READ, WRITE);
         let (uses, count) = match *self {
             Self::Fill { to, count, .. } => (vec![(write, to)], count),
             Self::Copy { to, from, count } => (vec![(read, from), (write, to)], count),
@@ -116,6 +121,17 @@ impl BuiltIn {
             *range = (used.address, used.len);
         }
         ranges
+    }
+
+    /// The same for the memory of the program.
+    pub(crate) fn accessed(&self) -> Vec<Accessed> {
+        let uses = self.uses().into_iter();
+        let accessed = uses.map(|Use { what, address, len }| Accessed {
+            address,
+            len,
+            writes: what == WRITE,
+        });
+        accessed.collect()
     }
 
     /// Runs the work. The addresses were checked at submission.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver_sys::CUresult;
 
 use super::code::Entry;
-use super::kernel::{BuiltIn, Use, WORD};
+use super::kernel::{BuiltIn, Use, WORD, WRITE};
 use super::launch::Configuration;
 use super::model::ModelCall;
 use super::run::ModelRun;
@@ -108,7 +108,7 @@ impl State {
                 ));
                 return Ok(false);
             }
-            if what == "kernel write" {
+            if what == WRITE {
                 self.bring(device, side, len);
             }
         }

@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 use cuda_driver_sys::*;
 use cuda_sim::{Machine, Simulator};
 
-use crate::apart::call;
-use crate::harness::{INVALID_VALUE, OK};
+use crate::apart::{call, child_of};
+use crate::harness::{Gate, INVALID_VALUE, OK};
 use crate::several::started;
 
 const LEN: usize = 4096;
@@ -88,28 +88,44 @@ fn what_is_not_there_is_not_the_programs() {
         call!(table.cuMemcpyDtoDAsync_v2(kept, constant, 64, stream)),
         OK
     );
+    assert_eq!(call!(table.cuStreamSynchronize(stream)), OK);
     let mut bytes = [0_u8; 64];
     let to = bytes.as_mut_ptr().cast::<c_void>();
     assert_eq!(call!(table.cuMemcpyDtoH_v2(to, kept, 64)), OK);
     assert_eq!(bytes, CONSTANT);
 }
 
-/// Launches a kernel of the tests' module on one thread, with words as its arguments.
-fn launch<const N: usize>(
-    table: &DriverTable,
-    stream: CUstream,
-    name: &std::ffi::CStr,
-    mut words: [u64; N],
-) -> CUresult {
+/// A kernel of the tests' module. Loading waits for streams.
+fn kernel(table: &DriverTable, name: &std::ffi::CStr) -> CUfunction {
     let image = concat!(include_str!("../../../data/kernels.ptx"), "\0");
     let (mut module, mut function) = (null_mut(), null_mut());
     let code = call!(table.cuModuleLoadData(&raw mut module, image.as_ptr().cast()));
     assert_eq!(code, OK);
     let code = call!(table.cuModuleGetFunction(&raw mut function, module, name.as_ptr()));
     assert_eq!(code, OK);
+    function
+}
+
+/// Runs it on one thread, with words as its arguments.
+fn run<const N: usize>(
+    table: &DriverTable,
+    stream: CUstream,
+    function: CUfunction,
+    mut words: [u64; N],
+) -> CUresult {
     let mut arguments = words.each_mut().map(|word| std::ptr::from_mut(word).cast());
     let arguments = arguments.as_mut_ptr();
     call!(table.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, null_mut()))
+}
+
+/// Loads it and runs it.
+fn launch<const N: usize>(
+    table: &DriverTable,
+    stream: CUstream,
+    name: &std::ffi::CStr,
+    words: [u64; N],
+) -> CUresult {
+    run(table, stream, kernel(table, name), words)
 }
 
 #[test]
@@ -234,4 +250,97 @@ fn places_that_are_none_are_refused() {
         let code = call!(table.cuMemAdvise_v2(at, LEN, preferred, place));
         assert_eq!(code, expected);
     }
+}
+
+/// A page of the program between two others, so that nothing else comes to lie there when it is unmapped.
+struct Page(CUdeviceptr);
+
+impl Page {
+    fn new() -> Self {
+        let (access, kind) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        // SAFETY: a new mapping; no existing memory changes.
+        let pages = unsafe { libc::mmap(null_mut(), 3 * LEN, access, kind, -1, 0) };
+        assert_ne!(pages, libc::MAP_FAILED);
+        Self((pages.expose_provenance() + LEN) as CUdeviceptr)
+    }
+
+    fn unmap(self) {
+        let page = std::ptr::with_exposed_provenance_mut(self.0 as usize);
+        // SAFETY: the page is this value's, and no reference to it exists.
+        assert_eq!(unsafe { libc::munmap(page, LEN) }, 0);
+    }
+}
+
+/// Memsets and copies of a page of the program, and memory of the device for the other end.
+fn works(
+    table: &'static DriverTable,
+    stream: CUstream,
+) -> Vec<Box<dyn Fn(CUdeviceptr) -> CUresult>> {
+    let other = block(table);
+    vec![
+        Box::new(move |page| call!(table.cuMemsetD8Async(page, 7, LEN, stream))),
+        Box::new(move |page| call!(table.cuMemcpyDtoDAsync_v2(other, page, LEN, stream))),
+        Box::new(move |page| call!(table.cuMemcpyDtoDAsync_v2(page, other, LEN, stream))),
+    ]
+}
+
+#[test]
+fn work_on_memory_that_the_program_unmapped_meanwhile_is_reported() {
+    // By itself: other threads might map something there.
+    let name = "work_on_memory_that_the_program_unmapped_meanwhile_is_reported";
+    child_of("coherent", name, &[], || {
+        let (simulator, table, stream) = coherent();
+        let (fill, copy) = (kernel(table, c"fill"), kernel(table, c"copy"));
+        let other = block(table);
+        // Brings the kernels' code, which waits for streams too.
+        assert_eq!(run(table, stream, fill, [other, 7, 4]), OK);
+        assert_eq!(run(table, stream, copy, [other, other, 4]), OK);
+        let mut works = works(table, stream);
+        works.push(Box::new(move |page| run(table, stream, fill, [page, 7, 4])));
+        works.push(Box::new(move |page| {
+            run(table, stream, copy, [other, page, 4])
+        }));
+        for (number, work) in works.iter().enumerate() {
+            let page = Page::new();
+            let gate = Gate::hold_by(|wait, argument| {
+                call!(table.cuLaunchHostFunc(stream, wait, argument))
+            });
+            assert_eq!(work(page.0), OK, "work {number}");
+            page.unmap();
+            gate.open();
+            assert_eq!(call!(table.cuStreamSynchronize(stream)), OK);
+            let reports = simulator.control().reports();
+            assert_eq!(reports.len(), number + 1, "{reports:?}");
+            assert!(reports[number].contains("illegal address"), "{reports:?}");
+        }
+    });
+}
+
+#[test]
+fn a_graph_whose_memory_the_program_unmapped_is_reported() {
+    let name = "a_graph_whose_memory_the_program_unmapped_is_reported";
+    child_of("coherent", name, &[], || {
+        let (simulator, table, stream) = coherent();
+        for (number, work) in works(table, stream).iter().enumerate() {
+            let page = Page::new();
+            let (mut graph, mut exec) = (null_mut(), null_mut());
+            let mode = CUstreamCaptureMode(2);
+            assert_eq!(call!(table.cuStreamBeginCapture_v2(stream, mode)), OK);
+            assert_eq!(work(page.0), OK);
+            assert_eq!(call!(table.cuStreamEndCapture(stream, &raw mut graph)), OK);
+            let code = call!(table.cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+            assert_eq!(code, OK);
+            assert_eq!(call!(table.cuGraphLaunch(exec, stream)), OK);
+            assert_eq!(call!(table.cuStreamSynchronize(stream)), OK);
+            assert_eq!(simulator.control().reports().len(), number);
+            page.unmap();
+            assert_eq!(call!(table.cuGraphLaunch(exec, stream)), OK);
+            assert_eq!(call!(table.cuStreamSynchronize(stream)), OK);
+            let reports = simulator.control().reports();
+            assert_eq!(reports.len(), number + 1, "{reports:?}");
+        }
+    });
 }

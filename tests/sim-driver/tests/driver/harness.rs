@@ -254,6 +254,11 @@ struct Held {
 
 impl Gate {
     pub(crate) fn hold(stream: CUstream) -> Self {
+        Self::hold_by(|wait, argument| cu!(cuLaunchHostFunc(stream, wait, argument)))
+    }
+
+    /// As [`hold`](Self::hold), by a launch of this host function with this argument.
+    pub(crate) fn hold_by(launch: impl FnOnce(CUhostFn, *mut c_void) -> CUresult) -> Self {
         unsafe extern "C" fn wait(argument: *mut c_void) {
             // SAFETY: `hold` made this pointer, for this one call.
             let gate = unsafe { Arc::from_raw(argument.cast::<(Mutex<Held>, Condvar)>()) };
@@ -266,7 +271,7 @@ impl Gate {
         }
         let gate = Arc::new((Mutex::default(), Condvar::new()));
         let argument = Arc::into_raw(Arc::clone(&gate)).cast_mut().cast();
-        assert_eq!(cu!(cuLaunchHostFunc(stream, Some(wait), argument)), OK);
+        assert_eq!(launch(Some(wait), argument), OK);
         Self(gate)
     }
 

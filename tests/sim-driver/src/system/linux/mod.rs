@@ -8,7 +8,7 @@ mod thread;
 
 pub(crate) use addresses::{AddressRange, Memory, Part, Source};
 pub(crate) use file::{SharedFile, anonymous_file};
-pub(crate) use program::is_program_memory;
+pub(crate) use program::{is_own_memory, is_program_memory};
 pub(crate) use range::Range;
 pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
 

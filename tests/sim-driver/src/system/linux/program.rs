@@ -20,17 +20,22 @@ pub(super) fn remove_own(start: u64) {
     own().remove(&start);
 }
 
+/// Whether any of a range is what the simulator has mapped.
+pub(crate) fn is_own_memory(start: u64, len: u64) -> bool {
+    let before = own()
+        .range(..start.saturating_add(len))
+        .next_back()
+        .map(|(_, end)| *end);
+    before.is_some_and(|end| end > start)
+}
+
 /// Whether all of a range is memory of the program that may be read, and written if asked for.
 pub(crate) fn is_program_memory(start: u64, len: u64, writes: bool) -> bool {
     let Some(end) = start.checked_add(len) else {
         return false;
     };
-    let is_own = own()
-        .range(..end)
-        .next_back()
-        .is_some_and(|(_, own_end)| *own_end > start);
     // Mappings that lie next to each other may have been made one by one, so a range may need several.
-    !is_own
+    !is_own_memory(start, len)
         && std::fs::read_to_string("/proc/self/maps")
             .is_ok_and(|maps| covers(&maps, (start, end), writes))
 }
