@@ -16,6 +16,7 @@ use cuda_sim_support::settings;
 use crate::control::{Control, ControlError};
 use crate::knobs::Knobs;
 use crate::path::{FILE, library_path};
+use crate::system::is_running;
 
 /// A machine to simulate: devices, their memory, and what they lack. Without changes it has one H200 and CUDA 13.0.
 ///
@@ -199,8 +200,7 @@ impl Folder {
     }
 }
 
-/// Removes what processes left that were killed. Windows removes no library that a process has open, so there every folder
-/// may be one of those.
+/// Removes what processes left that were killed. A folder of one that runs may hold a library that is not opened yet.
 fn sweep(all: &Path) {
     for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -209,8 +209,7 @@ fn sweep(all: &Path) {
             .strip_prefix(PREFIX)
             .and_then(|rest| rest.split('-').next());
         let owner = owner.and_then(|number| number.parse::<u32>().ok());
-        let is_running = |owner: u32| Path::new("/proc").join(owner.to_string()).exists();
-        if owner.is_some_and(|owner| cfg!(windows) || !is_running(owner)) {
+        if owner.is_some_and(|owner| !is_running(owner)) {
             // Another process may do so at the same time, or the folder may be somebody else's.
             let _ = std::fs::remove_dir_all(entry.path());
         }
@@ -351,5 +350,32 @@ impl Error for StartError {
             Self::Open(error) => Some(error),
             Self::Load(error) => Some(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_running_processes_made_is_not_swept() {
+        let all = std::env::temp_dir().join(format!("sweep-{}", std::process::id()));
+        let program = std::env::current_exe().expect("known");
+        let mut child = Command::new(program);
+        let child = child.arg("--list").stdout(Stdio::null()).spawn();
+        let mut child = child.expect("runs");
+        child.wait().expect("ends");
+        let own = format!("{PREFIX}{}-1-0", std::process::id());
+        let ended = format!("{PREFIX}{}-1-0", child.id());
+        let other = format!("{PREFIX}notes");
+        for name in [&own, &ended, &other] {
+            std::fs::create_dir_all(all.join(name)).expect("made");
+        }
+        sweep(&all);
+        let left = [&own, &ended, &other].map(|name| all.join(name).exists());
+        std::fs::remove_dir_all(&all).expect("removed");
+        assert_eq!(left, [true, false, true]);
     }
 }

@@ -10,7 +10,9 @@ pub(crate) use addresses::{AddressRange, Memory, Part, Source};
 pub(crate) use file::{SharedFile, anonymous_file};
 pub(crate) use program::{is_own_memory, is_program_memory};
 pub(crate) use range::Range;
-pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
+pub(crate) use thread::{
+    end_with_thread, is_running, thread_id, wait_while, wake_all, watch_forks,
+};
 
 /// What the program passes for memory of another process, and gets for its own: a descriptor.
 pub(crate) type SharedHandle = std::ffi::c_int;

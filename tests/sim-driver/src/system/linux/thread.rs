@@ -1,4 +1,4 @@
-//! Threads: their end, their numbers, waiting and waking; and forks.
+//! Threads: their end, their numbers, waiting and waking; and processes: forks, and which run.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -40,6 +40,13 @@ pub(crate) fn end_with_thread(end: extern "C" fn(*mut c_void), value: *mut c_voi
     });
     // SAFETY: the key is never deleted.
     key.is_some_and(|key| unsafe { libc::pthread_setspecific(key, value) == 0 })
+}
+
+/// Whether a process of this number runs, whoever's it is.
+pub(crate) fn is_running(process: u32) -> bool {
+    std::path::Path::new("/proc")
+        .join(process.to_string())
+        .exists()
 }
 
 /// The number of the calling thread in the error log.

@@ -48,10 +48,10 @@ pub(crate) struct AddressRange {
 impl AddressRange {
     /// Reserves `len` bytes aligned to `align`, at `hint` if possible.
     pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Answer<Self> {
-        let is_hinted = hint != 0 && hint.is_multiple_of(align);
-        let base = match reserve_at(hint, len) {
-            true if is_hinted => hint,
-            _ => find(len, align)?,
+        let base = if hint.is_multiple_of(align) && reserve_at(hint, len) {
+            hint
+        } else {
+            find(len, align)?
         };
         let pieces = BTreeMap::from([(
             base,
@@ -215,4 +215,20 @@ impl Memory {
 
     /// Releases the pages of a part. The system does so when it is closed.
     pub(crate) fn give_back(&self, _part: &Part) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_that_is_not_aligned_leaves_nothing_reserved() {
+        const STEP: u64 = 64 << 10;
+        let made = AddressRange::reserve(STEP, 1 << 30, 0).expect("address space");
+        let hint = made.base() + STEP;
+        let other = AddressRange::reserve(STEP, 1 << 30, hint).expect("address space");
+        assert_ne!(other.base(), hint);
+        let again = AddressRange::reserve(STEP, STEP, hint).expect("address space");
+        assert_eq!(again.base(), hint);
+    }
 }

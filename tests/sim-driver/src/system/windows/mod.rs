@@ -8,7 +8,9 @@ mod thread;
 pub(crate) use addresses::{AddressRange, Memory, Part, Source};
 pub(crate) use file::SharedFile;
 pub(crate) use range::Range;
-pub(crate) use thread::{end_with_thread, thread_id, wait_while, wake_all, watch_forks};
+pub(crate) use thread::{
+    end_with_thread, is_running, thread_id, wait_while, wake_all, watch_forks,
+};
 
 use std::ffi::c_void;
 

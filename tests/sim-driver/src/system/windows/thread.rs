@@ -1,11 +1,15 @@
-//! Threads: their end, their numbers, waiting and waking; and no forks.
+//! Threads: their end, their numbers, waiting and waking; and processes: no forks, and which run.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use windows_sys::Win32::System::Threading::GetCurrentThreadId;
+use windows_sys::Win32::Foundation::{ERROR_INVALID_PARAMETER, GetLastError, WAIT_OBJECT_0};
+use windows_sys::Win32::System::Threading::{
+    GetCurrentThreadId, OpenProcess, PROCESS_SYNCHRONIZE, WaitForSingleObject,
+};
 
 use crate::export::Answer;
 
@@ -53,6 +57,21 @@ thread_local! {
 pub(crate) fn end_with_thread(end: End, value: *mut c_void) -> bool {
     let pushed = ENDS.try_with(|ends| ends.borrow_mut().0.push((end, value)));
     pushed.is_ok()
+}
+
+/// Whether a process of this number runs, whoever's it is. If the system does not say, it may.
+pub(crate) fn is_running(process: u32) -> bool {
+    // SAFETY: no pointers.
+    let handle = unsafe { OpenProcess(PROCESS_SYNCHRONIZE, 0, process) };
+    if handle.is_null() {
+        // SAFETY: no preconditions.
+        return unsafe { GetLastError() } != ERROR_INVALID_PARAMETER;
+    }
+    // SAFETY: the system has just opened it for this call.
+    let handle = unsafe { OwnedHandle::from_raw_handle(handle) };
+    // A handle outlives its process, and is signalled at its end.
+    // SAFETY: the handle is open.
+    unsafe { WaitForSingleObject(handle.as_raw_handle(), 0) != WAIT_OBJECT_0 }
 }
 
 /// The number of the calling thread in the error log.
