@@ -20,7 +20,7 @@ const LOST: &str = "the driver loses what a device writes there; the simulator r
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why. With its colon
 /// it is all of the question.
-const KNOWN_DIFFERENCES: [(&str, &str); 78] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 77] = [
     ("managed_pools.again anywhere, of the device:", LOST),
     (
         "managed_pools.again anywhere, of the device, the device writes twice:",
@@ -64,10 +64,6 @@ const KNOWN_DIFFERENCES: [(&str, &str); 78] = [
     (
         "copies.staging 8 of 262144 B",
         "how the driver divides its staging memory is not known",
-    ),
-    (
-        "ipc.bad_imports a physical allocation",
-        "the simulator does not share physical allocations",
     ),
     ("ipc.bad_imports a pool that was destroyed", NO_DESCRIPTOR),
     (

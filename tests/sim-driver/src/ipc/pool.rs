@@ -15,6 +15,9 @@ use crate::system::{
 
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 
+/// The last header word of the file: other files have another one.
+const TAG: u64 = 0x706f_6f6c;
+
 /// The memory file of a shareable pool.
 #[derive(Debug)]
 pub(crate) struct Backing {
@@ -32,7 +35,7 @@ impl Backing {
     pub(crate) fn create(len: u64, properties: &Properties, index: Option<usize>) -> Answer<Self> {
         let (kind, id) = properties.location;
         let index = index.map_or(0, |index| index as u64 + 1);
-        let words: Words = [u64::from(kind.0), u64::from(id.cast_unsigned()), index, 0];
+        let words: Words = [u64::from(kind.0), u64::from(id.cast_unsigned()), index, TAG];
         Ok(Self {
             file: SharedFile::create(c"cuda-sim pool", len, words)?,
             is_exported: false,
@@ -95,13 +98,17 @@ impl State {
     fn import_pool(&mut self, handle: SharedHandle) -> Answer<PoolId> {
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
         let file = SharedFile::import(handle).ok_or(unknown)?;
+        let [kind, _, index, tag] = file.words;
+        // Measured: physical memory is no pool.
+        if tag != TAG {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         let known = self.sharing.imported.iter_mut();
         let mut known = known.filter(|(_, pool)| pool.identity == file.identity);
         if let Some((id, pool)) = known.next() {
             pool.imports += 1;
             return Ok(*id);
         }
-        let [kind, _, index, _] = file.words;
         let is_device = kind == u64::from(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE.0);
         let device = if is_device {
             let mut devices = self.devices.iter();

@@ -14,7 +14,7 @@ use crate::pieces::Pieces;
 use crate::state::{HandleKind, state};
 use crate::system::{SHARED_HANDLE, SharedFile, shared_handle};
 
-/// The last header word of the file: marks it as no pool.
+/// The last header word of the file: a pool has another one.
 const TAG: u64 = 0x7068_7973;
 
 /// A file for memory at a location.

@@ -297,3 +297,60 @@ fn a_knob_and_virtual_gpus_have_none_of_it() {
         );
     }
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn physical_memory_is_no_pool_and_a_pool_is_no_physical_memory() {
+    const DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType(1);
+    let _turn = turn();
+    let argument = |number: i32| std::ptr::without_provenance_mut::<c_void>(number as usize);
+    let close = |number| {
+        // SAFETY: the driver gave this descriptor to the test, which uses it no more.
+        assert_eq!(unsafe { libc::close(number) }, 0);
+    };
+    let node = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    for place in [location(DEVICE, 0), location(node, 0)] {
+        let wish = CUmemAllocationProp {
+            requestedHandleTypes: DESCRIPTOR,
+            location: place,
+            ..prop(0)
+        };
+        let memory = try_create(STEP, &wish).expect("memory");
+        let (mut number, mut pool) = (-1, std::ptr::null_mut());
+        let to = (&raw mut number).cast();
+        assert_eq!(
+            cu!(cuMemExportToShareableHandle(to, memory, DESCRIPTOR, 0)),
+            OK
+        );
+        let from = argument(number);
+        let code = cu!(cuMemPoolImportFromShareableHandle(
+            &raw mut pool,
+            from,
+            DESCRIPTOR,
+            0
+        ));
+        assert_eq!(code, NOT_SUPPORTED);
+        close(number);
+        assert_eq!(release(memory), OK);
+
+        let wish = CUmemPoolProps {
+            handleTypes: DESCRIPTOR,
+            location: place,
+            ..props()
+        };
+        let (made, mut memory) = (crate::harness::pool(&wish), 0);
+        let to = (&raw mut number).cast();
+        assert_eq!(
+            cu!(cuMemPoolExportToShareableHandle(to, made, DESCRIPTOR, 0)),
+            OK
+        );
+        let code = cu!(cuMemImportFromShareableHandle(
+            &raw mut memory,
+            argument(number),
+            DESCRIPTOR
+        ));
+        assert_eq!(code, NOT_SUPPORTED);
+        close(number);
+        assert_eq!(cu!(cuMemPoolDestroy(made)), OK);
+    }
+}
