@@ -45,18 +45,18 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         131 if knobs.is_coherent() => i32::try_from(index).map_or(-1, |index| index + 1),
         // What builds on virtual memory management needs it: shareable handles of physical memory, DMA to it, and such
         // memory on the host.
-        124 => flag(knobs.dma_buf),
+        124 => flag(knobs.has_dma_buf()),
         152 => flag(knobs.claims_dma_buf_mmap()),
         102..=104 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
-        103 => flag(!cfg!(windows)),
+        103 => flag(knobs.has_shared_handles() && !cfg!(windows)),
         104 => flag(cfg!(windows)),
         // Documented: Windows has no GPUDirect RDMA. A guess: nor fabrics.
-        110 | 116 | 128 if cfg!(windows) => 0,
+        110 | 116 | 128 if !knobs.has_rdma() => 0,
         // Documented: -1 where the system has no NUMA nodes.
         134 => flag(knobs.has_nodes()) - 1,
         141 if !knobs.has_nodes() => 0,
         115 => flag(pools),
-        119 if pools => knobs.handle_types.cast_signed(),
+        119 if pools => knobs.shared_handle_types().cast_signed(),
         125 => flag(knobs.has_legacy_sharing()),
         142 => flag(pools && knobs.has_numa_pools()),
         144 => flag(pools && knobs.host_pools),
@@ -219,6 +219,31 @@ mod tests {
             assert_ne!(value(&knobs, 0, id), Some(0), "attribute {id}");
             assert_eq!(value(&knobs, 1, id), Some(0), "attribute {id}");
         }
+    }
+
+    #[test]
+    fn drivers_of_windows_have_neither_descriptors_nor_dma_bufs() {
+        for model in [DriverModel::Tcc, DriverModel::Wddm] {
+            let knobs = Knobs {
+                model,
+                version: 13030,
+                dma_buf: true,
+                handle_types: 9,
+                ..Knobs::default()
+            };
+            for id in [103, 110, 116, 119, 124, 128, 152] {
+                assert_eq!(value(&knobs, 0, id), Some(0), "{model:?}, attribute {id}");
+            }
+            assert_eq!(value(&knobs, 0, 104), Some(cfg!(windows).into()));
+        }
+        // What works on Windows with a driver of its own works with another one.
+        let linux = Knobs {
+            model: DriverModel::Linux,
+            ..Knobs::default()
+        };
+        let types = if cfg!(windows) { 2 } else { 9 };
+        assert_eq!(value(&linux, 0, 119), Some(types));
+        assert_eq!(value(&linux, 0, 104), Some(cfg!(windows).into()));
     }
 
     #[test]

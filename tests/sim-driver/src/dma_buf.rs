@@ -32,7 +32,7 @@ exports! {
         let mut state = state()?;
         // Measured.
         state.current()?;
-        if !state.knobs.dma_buf {
+        if !state.knobs.has_dma_buf() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let over_pcie = flags == OVER_PCIE && state.knobs.version >= OVER_PCIE_SINCE;

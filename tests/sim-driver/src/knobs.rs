@@ -80,6 +80,9 @@ pub(crate) enum DriverModel {
     Wddm,
 }
 
+/// Kinds of handle that no driver of Windows has: descriptors, and those of fabrics.
+const OF_LINUX: u32 = 1 | 8;
+
 /// The model of the machine that is simulated without settings.
 const OWN_MODEL: DriverModel = if cfg!(windows) {
     DriverModel::Wddm
@@ -247,6 +250,22 @@ impl Knobs {
                 "CUDA_SIM_COHERENT=1 needs Linux and concurrent managed access; ignored".into(),
             );
         }
+        let is_asked = |name| look_up(name).and_then(|text| size(&text)) == Some(1);
+        if is_asked("CUDA_SIM_POOLS") && !knobs.may_have_pools() {
+            complaints.push(
+                "CUDA_SIM_POOLS=1 needs another driver model than tcc, and no virtual GPU; ignored"
+                    .into(),
+            );
+        }
+        if is_asked("CUDA_SIM_DMA_BUF") && !knobs.has_dma_buf() {
+            complaints.push("CUDA_SIM_DMA_BUF=1 needs the driver model linux; ignored".into());
+        }
+        let unknown = knobs.handle_types & !knobs.shared_handle_types();
+        if unknown != 0 && look_up("CUDA_SIM_HANDLE_TYPES").is_some() {
+            complaints.push(format!(
+                "CUDA_SIM_HANDLE_TYPES has kinds that need the driver model linux: {unknown}; ignored"
+            ));
+        }
         for (name, value, default) in [
             ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
             ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
@@ -272,8 +291,11 @@ impl Knobs {
 
     /// Whether this device of the machine reports memory pools.
     pub(crate) fn claims_pools(&self, index: usize) -> bool {
-        let is_able = self.pools && self.model != DriverModel::Tcc && !self.vgpu;
-        is_able && !self.no_pools.contains(&index)
+        self.pools && self.may_have_pools() && !self.no_pools.contains(&index)
+    }
+
+    fn may_have_pools(&self) -> bool {
+        self.model != DriverModel::Tcc && !self.vgpu
     }
 
     /// Whether its pools work.
@@ -302,6 +324,30 @@ impl Knobs {
         self.model == DriverModel::Linux
     }
 
+    /// Whether memory is shared through the handles of this system. On Linux these are descriptors, which no driver of
+    /// Windows knows; its own cannot be made there. On Windows they serve for every model.
+    pub(crate) fn has_shared_handles(&self) -> bool {
+        cfg!(windows) || self.model == DriverModel::Linux
+    }
+
+    /// The kinds of handle for sharing pools and physical memory.
+    pub(crate) fn shared_handle_types(&self) -> u32 {
+        match self.model {
+            DriverModel::Linux => self.handle_types,
+            DriverModel::Tcc | DriverModel::Wddm => self.handle_types & !OF_LINUX,
+        }
+    }
+
+    /// Whether devices say that third parties reach their memory, over PCIe or as a fabric: not on Windows.
+    pub(crate) fn has_rdma(&self) -> bool {
+        !cfg!(windows) && self.model == DriverModel::Linux
+    }
+
+    /// Whether device memory can be exported as dma-bufs: not on Windows.
+    pub(crate) fn has_dma_buf(&self) -> bool {
+        self.dma_buf && self.model == DriverModel::Linux
+    }
+
     /// Whether there are pools on a NUMA node of the host.
     pub(crate) fn has_numa_pools(&self) -> bool {
         self.numa_pools && self.has_nodes()
@@ -314,7 +360,7 @@ impl Knobs {
 
     /// Whether a device reports that the host can map its dma-bufs.
     pub(crate) fn claims_dma_buf_mmap(&self) -> bool {
-        self.dma_buf && self.dma_buf_mmap && self.version >= DMA_BUF_MMAP_SINCE
+        self.has_dma_buf() && self.dma_buf_mmap && self.version >= DMA_BUF_MMAP_SINCE
     }
 
     /// Whether events and memory can be shared without pools.
@@ -449,6 +495,27 @@ mod tests {
         assert_eq!((knobs, complaints), (expected, Vec::new()));
         let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
         assert_eq!((knobs.model, complaints.len()), (OWN_MODEL, 1));
+    }
+
+    #[test]
+    fn what_a_driver_model_lacks_is_not_asked_for_in_silence() {
+        for (model, other, complaint) in [
+            ("tcc", ("CUDA_SIM_POOLS", "1"), 1),
+            ("tcc", ("CUDA_SIM_POOLS", "0"), 0),
+            ("wddm", ("CUDA_SIM_POOLS", "1"), 0),
+            ("wddm", ("CUDA_SIM_DMA_BUF", "1"), 1),
+            ("tcc", ("CUDA_SIM_DMA_BUF", "0"), 0),
+            ("linux", ("CUDA_SIM_DMA_BUF", "1"), 0),
+            ("wddm", ("CUDA_SIM_HANDLE_TYPES", "11"), 1),
+            ("wddm", ("CUDA_SIM_HANDLE_TYPES", "2"), 0),
+            ("linux", ("CUDA_SIM_HANDLE_TYPES", "11"), 0),
+        ] {
+            let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", model), other]);
+            assert_eq!(complaints.len(), complaint, "{model}, {other:?}");
+            assert!(model == "linux" || !knobs.has_dma_buf(), "{model}");
+        }
+        let (_, complaints) = read(&[("CUDA_SIM_VGPU", "1"), ("CUDA_SIM_POOLS", "1")]);
+        assert_eq!(complaints.len(), 1);
     }
 
     #[test]

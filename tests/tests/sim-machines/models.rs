@@ -2,7 +2,7 @@
 //! this process.
 
 use anyhow::{Result, ensure};
-use cuda_mem::driver::{AllocationType, Location, Reason, Support};
+use cuda_mem::driver::{AllocationType, HandleTypes, Location, Reason, Support};
 use cuda_mem::mapped::{ManagedBuffer, MappedMemory, PhysicalMemory};
 use cuda_mem::memory::{DriverModel, Fallback, Strategy};
 use cuda_mem::placement::{AccessPattern, PlacementKind, PlacementRequest, Topology};
@@ -57,13 +57,23 @@ fn falls_back(driver: Driver, expected: Option<DriverModel>) -> Result<()> {
     Ok(())
 }
 
-/// What neither model has: NUMA nodes, and managed memory that host and device use at the same time.
+/// What neither model has: NUMA nodes, managed memory that host and device use at the same time, and what Linux shares
+/// memory through.
 fn lacks_what_linux_has(driver: Driver) -> Result<()> {
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
     let own = device.capabilities()?;
     ensure!(own.virtual_memory && own.managed_memory && !own.concurrent_managed_access);
     ensure!(!own.host_numa_virtual_memory && !own.host_numa_memory_pools);
+    ensure!(!own.posix_fd && !own.fabric && !own.dma_buf);
+    ensure!(!own.gpu_direct_rdma && !own.gpu_direct_virtual_memory);
+    let of_linux = HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC;
+    ensure!(!own.pool_handle_types.intersects(of_linux));
+    let descriptor = HandleTypes::POSIX_FILE_DESCRIPTOR;
+    let exported = PhysicalMemory::builder(&device)
+        .handle_types(descriptor)
+        .build(1);
+    ensure!(exported.is_err(), "it has no descriptors");
     let node = Location::HostNuma(0);
     let memory = PhysicalMemory::builder_at(driver, node).build(1);
     ensure!(kind(memory) == Some(ErrorKind::NotSupported));
@@ -93,13 +103,10 @@ fn tcc_has_no_pools(_: &Environment) -> Result<()> {
     let driver = machine("tcc", false)?;
     falls_back(driver, Some(DriverModel::Tcc))?;
     lacks_what_linux_has(driver)?;
-    // Whatever else is said of the machine.
-    ensure!(
-        !machine("tcc", true)?
-            .device(0)?
-            .capabilities()?
-            .memory_pools
-    );
+    // Whatever else is said of the machine, and that is not said in silence.
+    let refused = machine("tcc", true).err().map(|error| error.to_string());
+    let text = refused.unwrap_or_default();
+    ensure!(text.contains("CUDA_SIM_POOLS=1"), "{text:?}");
     Ok(())
 }
 

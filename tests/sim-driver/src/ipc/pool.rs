@@ -174,7 +174,11 @@ exports! {
         match kind.0 {
             _ if flags != 0 => Err(INVALID_VALUE),
             SHARED_HANDLE => {
-                let id = state()?.import_pool(shared_handle(handle))?;
+                let mut state = state()?;
+                if !state.knobs.has_shared_handles() {
+                    return Err(not_supported);
+                }
+                let id = state.import_pool(shared_handle(handle))?;
                 out.write(to_handle(id))
             }
             // Measured on a machine without fabric.

@@ -99,7 +99,7 @@ impl Properties {
             _ => false,
         };
         // Handles of another system are refused here, whatever the mask.
-        let unshareable = types & !(state.knobs.handle_types & (SHARED_HANDLE | 8)) != 0
+        let unshareable = types & !(state.knobs.shared_handle_types() & (SHARED_HANDLE | 8)) != 0
             || types & 8 != 0 && version < 12030;
         // Documented: Windows has to be told who may open its handles.
         let is_open =

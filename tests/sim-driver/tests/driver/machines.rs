@@ -89,9 +89,10 @@ fn windows_has_no_pools() {
             let model = std::env::var("CUDA_SIM_DRIVER_MODEL").expect("set by the parent");
             assert_eq!(attribute(table, 35, 0), Ok((model == "tcc").into()));
             assert_eq!(attribute(table, 83, 0), Ok(1));
-            for id in [89, 115, 119, 142, 144] {
+            for id in [89, 103, 110, 115, 116, 119, 124, 128, 142, 144] {
                 assert_eq!(attribute(table, id, 0), Ok(0), "attribute {id}");
             }
+            assert_eq!(attribute(table, 104, 0), Ok(cfg!(windows).into()));
             let mut pool = std::ptr::null_mut();
             let code = call!(table.cuDeviceGetDefaultMemPool(&raw mut pool, 0));
             assert_eq!(code, NOT_SUPPORTED);
