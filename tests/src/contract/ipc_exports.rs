@@ -1,9 +1,11 @@
-//! Exports that fail.
+//! Exports and imports that fail.
 
 use std::fs::File;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use anyhow::{Result, ensure};
+use cuda_mem::ErrorKind;
+use cuda_mem::mapped::PhysicalMemory;
 
 use crate::environment::Environment;
 
@@ -43,5 +45,18 @@ fn an_export_that_failed_may_be_tried_again(env: &Environment) -> Result<()> {
     buffer.fill(4)?;
     ensure!(buffer.to_vec()? == [4; 3]);
     drop(pool.export_fd()?);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_descriptor_of_a_file_is_not_taken_for_memory(env: &Environment) -> Result<()> {
+    env.need(11, 2)?;
+    let file = tempfile::tempfile()?;
+    let refused = PhysicalMemory::import_fd(env.driver, file.as_fd(), 2 << 20);
+    let error = refused.err().map(|error| (error.kind(), error.to_string()));
+    ensure!(
+        matches!(&error, Some((ErrorKind::InvalidValue, text)) if text.contains("not of physical memory")),
+        "{error:?}"
+    );
     Ok(())
 }

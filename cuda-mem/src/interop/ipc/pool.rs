@@ -197,7 +197,8 @@ impl ImportedPool {
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the descriptor is of something else;
-    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot access the memory; otherwise any driver error.
+    /// [`NotSupported`](ErrorKind::NotSupported) if it is of physical memory, or if `device` cannot access the memory;
+    /// otherwise any driver error.
     #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]
@@ -218,7 +219,8 @@ impl ImportedPool {
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the handle is of something else;
-    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot access the memory; otherwise any driver error.
+    /// [`NotSupported`](ErrorKind::NotSupported) if it is of physical memory, or if `device` cannot access the memory;
+    /// otherwise any driver error.
     #[cfg(windows)]
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     #[track_caller]

@@ -13,7 +13,7 @@ use cuda_driver_sys::{
 };
 
 use super::whole;
-use crate::base::error::{Bytes, Error, Result, took_effect};
+use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::base::report;
 use crate::driver::Driver;
 use crate::driver::device::{Device, HandleTypes};
@@ -306,7 +306,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes; otherwise any driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a handle of something else; otherwise any
+    /// driver error.
     #[cfg(windows)]
     #[doc(alias = "cuMemImportFromShareableHandle")]
     #[track_caller]
@@ -322,8 +323,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes; otherwise any driver error, which is
-    /// `UNKNOWN` for a descriptor of something else.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a descriptor of something else; otherwise
+    /// any driver error.
     ///
     /// ```
     /// use std::os::fd::AsFd as _;
@@ -360,8 +361,15 @@ impl PhysicalMemory {
     ) -> Result<Self> {
         let bytes = whole(bytes, 1)?;
         let table = driver.table();
-        let raw =
-            import().map_err(|error| error.asked(|| "memory of another process".to_owned()))?;
+        let raw = import().map_err(|error| {
+            error
+                .meaning(
+                    cuda_driver_sys::CUresult::CUDA_ERROR_UNKNOWN,
+                    ErrorKind::InvalidValue,
+                    "what was given is not of physical memory",
+                )
+                .asked(|| "memory of another process".to_owned())
+        })?;
         // SAFETY: the handle was made just now.
         let prop = match unsafe { raw::vmm::properties(table, raw) } {
             Ok(prop) => prop,
