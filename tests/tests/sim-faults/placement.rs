@@ -88,11 +88,13 @@ const SCENARIO: Scenario = Scenario {
 
 #[apply(case)]
 fn every_call_of_placing_and_taking_fails_once(env: &Environment) -> Result<()> {
+    env.not_on_windows("under Wine its parts end early, and it is not known why")?;
     sweep::in_parts(env, SCENARIO)
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
+    env.not_on_windows("under Wine its parts end early, and it is not known why")?;
     sweep::every_pair_fails(env, SCENARIO)
 }
 
