@@ -43,7 +43,8 @@ impl MemoryPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
-    /// one.
+    /// one; otherwise any driver error, such as `OPERATING_SYSTEM` where the process can open no descriptor. **After such
+    /// an error the pool serves no more:** the driver would not survive it. Its buffers stay, and another pool is built.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -77,7 +78,7 @@ impl MemoryPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
-    /// one.
+    /// one; otherwise any driver error. **After such an error the pool serves no more:** the driver would not survive it.
     #[cfg(windows)]
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_handle(&self) -> Result<OwnedHandle> {
@@ -117,8 +118,8 @@ impl MemoryPool {
         // Checked again, now that no other thread exports it.
         self.require_healthy()?;
         export().map_err(|error| {
-            let was_tried = error.code().is_some() && error.kind() != ErrorKind::InvalidValue;
-            if was_tried && self.handle_types().contains(HandleTypes::FABRIC) {
+            // With any kind of handle (measured, R127, R192).
+            if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
                 self.note_failed_export();
             }
             error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))

@@ -80,7 +80,7 @@ impl super::Pool {
         }
         Err(Error::not_permitted(format!(
             "{self} could not be exported before, and the driver does not survive its further use; \
-             build a pool with another kind of handle"
+             build another pool; fabric handles need a fabric"
         )))
     }
 }
