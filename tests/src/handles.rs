@@ -18,28 +18,28 @@ mod system {
     /// What asks a placement for it.
     pub const EXPORT: Export = Export::PosixFd;
 
-    /// Of a pool.
+    /// Exports a pool.
     pub fn of_pool(pool: &MemoryPool) -> Result<OwnedFd> {
         pool.export_fd()
     }
 
-    /// The pool of which this is a handle.
+    /// Imports a pool.
     #[track_caller]
     pub fn import_pool(device: &Device, handle: &OwnedFd) -> Result<ImportedPool> {
         ImportedPool::from_fd(device, handle)
     }
 
-    /// Of physical memory.
+    /// Exports physical memory.
     pub fn of_memory(memory: &PhysicalMemory) -> Result<OwnedFd> {
         memory.export_fd()
     }
 
-    /// Of each part of a buffer, with its bytes.
+    /// Exports each part of a buffer, with its size in bytes.
     pub fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedFd, u64)>> {
         buffer.export_fds()
     }
 
-    /// The memory of which this is a handle, which has so many bytes.
+    /// Imports physical memory of `bytes` bytes.
     #[track_caller]
     pub fn import_memory(driver: Driver, handle: &OwnedFd, bytes: u64) -> Result<PhysicalMemory> {
         PhysicalMemory::import_fd(driver, handle.as_fd(), bytes)
@@ -62,28 +62,28 @@ mod system {
     /// What asks a placement for it.
     pub const EXPORT: Export = Export::Win32;
 
-    /// Of a pool.
+    /// Exports a pool.
     pub fn of_pool(pool: &MemoryPool) -> Result<OwnedHandle> {
         pool.export_handle()
     }
 
-    /// The pool of which this is a handle.
+    /// Imports a pool.
     #[track_caller]
     pub fn import_pool(device: &Device, handle: &OwnedHandle) -> Result<ImportedPool> {
         ImportedPool::from_handle(device, handle)
     }
 
-    /// Of physical memory.
+    /// Exports physical memory.
     pub fn of_memory(memory: &PhysicalMemory) -> Result<OwnedHandle> {
         memory.export_handle()
     }
 
-    /// Of each part of a buffer, with its bytes.
+    /// Exports each part of a buffer, with its size in bytes.
     pub fn of_parts(buffer: &GrowableBuffer<u8>) -> Result<Vec<(OwnedHandle, u64)>> {
         buffer.export_handles()
     }
 
-    /// The memory of which this is a handle, which has so many bytes.
+    /// Imports physical memory of `bytes` bytes.
     #[track_caller]
     pub fn import_memory(
         driver: Driver,

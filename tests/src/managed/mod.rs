@@ -33,7 +33,8 @@ fn large(env: &Environment) -> Result<ManagedBuffer<u8>> {
     need_concurrent(env)?;
     Ok(ManagedBuffer::uninit(&env.stream()?, LARGE)?)
 }
-/// Where the first byte is that is not this one. In pieces, because a sanitizer makes single bytes slow.
+
+/// The place of the first byte that differs from `expected`. Compares pieces, because single bytes are slow under a sanitizer.
 fn first_other(bytes: &[u8], expected: u8) -> Option<usize> {
     const PIECE: usize = 1 << 20;
     let same = vec![expected; PIECE];

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CudaVersion,
+    CUmemGenericAllocationHandle, CUresult, CudaVersion,
 };
 
 use super::whole;
@@ -306,8 +306,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a handle of something else; otherwise any
-    /// driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a handle of something else;
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for that of a pool; otherwise any driver error.
     #[cfg(windows)]
     #[doc(alias = "cuMemImportFromShareableHandle")]
     #[track_caller]
@@ -323,8 +323,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a descriptor of something else; otherwise
-    /// any driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a descriptor of something else;
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for that of a pool; otherwise any driver error.
     ///
     /// ```
     /// use std::os::fd::AsFd as _;
@@ -364,7 +364,7 @@ impl PhysicalMemory {
         let raw = import().map_err(|error| {
             error
                 .meaning(
-                    cuda_driver_sys::CUresult::CUDA_ERROR_UNKNOWN,
+                    CUresult::CUDA_ERROR_UNKNOWN,
                     ErrorKind::InvalidValue,
                     "what was given is not of physical memory",
                 )

@@ -42,7 +42,7 @@ pub(crate) fn end_with_thread(end: extern "C" fn(*mut c_void), value: *mut c_voi
     key.is_some_and(|key| unsafe { libc::pthread_setspecific(key, value) == 0 })
 }
 
-/// Whether a process of this number runs, whoever's it is.
+/// Whether a process with this ID is running, whichever user owns it.
 pub(crate) fn is_running(process: u32) -> bool {
     std::path::Path::new("/proc")
         .join(process.to_string())

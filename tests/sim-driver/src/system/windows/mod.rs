@@ -22,7 +22,7 @@ pub(crate) fn is_program_memory(_start: u64, _len: u64, _writes: bool) -> bool {
     false
 }
 
-/// So nobody asks which memory is not the program's.
+/// Always, because no simulated machine here uses any other memory.
 pub(crate) fn is_own_memory(_start: u64, _len: u64) -> bool {
     true
 }

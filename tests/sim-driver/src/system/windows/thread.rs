@@ -59,7 +59,7 @@ pub(crate) fn end_with_thread(end: End, value: *mut c_void) -> bool {
     pushed.is_ok()
 }
 
-/// Whether a process of this number runs, whoever's it is. If the system does not say, it may.
+/// Whether a process with this ID is running, whichever user owns it. If the system does not tell, it counts as running.
 pub(crate) fn is_running(process: u32) -> bool {
     // SAFETY: no pointers.
     let handle = unsafe { OpenProcess(PROCESS_SYNCHRONIZE, 0, process) };
