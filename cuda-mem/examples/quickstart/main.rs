@@ -1,7 +1,7 @@
 //! Memory pools from end to end: on the GPU if there is one, otherwise on the simulated driver.
 //!
 //! First a tour of a pool, with its statistics after each step; then the allocations of a real training run, served by
-//! a pool and by an arena.
+//! a pool and by an arena. A device without memory pools has no tour, and `cuMemAlloc` serves the run there.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use cuda_mem::memory::Strategy;
 use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse, size};
 use cuda_mem_trace::Trace;
 
@@ -58,8 +59,14 @@ fn run(args: &Args) -> Result<()> {
     show.backend(&backend)?;
     show.device(device)?;
 
-    let tour = tour::run(device, args.bytes, &mut show).context("the tour failed")?;
-    let replay = replay::run(device, &trace, args.json).context("the replay failed")?;
+    let strategy = device.strategy()?;
+    let mut tour = None;
+    if strategy == Strategy::Pool {
+        tour = Some(tour::run(device, args.bytes, &mut show).context("the tour failed")?);
+    } else {
+        show.no_tour(&strategy)?;
+    }
+    let replay = replay::run(device, &strategy, &trace, args.json).context("the replay failed")?;
     show.replay(&replay, &backend)?;
-    show.finish(&tour, &replay)
+    show.finish(tour.as_ref(), &replay)
 }

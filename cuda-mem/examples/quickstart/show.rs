@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use cuda_mem::driver::Capability;
+use cuda_mem::memory::Strategy;
 use cuda_mem::{Device, MemoryPool, PoolStats};
 use cuda_mem_console::{Backend, bytes, count, figures, nanoseconds, say, table};
 use serde_json::{Map, Value, json};
@@ -90,6 +91,12 @@ impl Show {
         ))
     }
 
+    pub(crate) fn no_tour(&self, strategy: &Strategy) -> Result<()> {
+        self.print(format_args!(
+            "\nno tour of a pool on this device; its default resource is {strategy}"
+        ))
+    }
+
     pub(crate) fn steps(&self, steps: &Steps) -> Result<()> {
         let mut table = figures(1, ["step", "reserved", "high", "used", "high"]);
         for (what, stats) in steps {
@@ -108,12 +115,13 @@ impl Show {
         let per_op = |time: std::time::Duration| {
             nanoseconds(time.as_nanos() as f64 / replay.operations as f64)
         };
-        let waste = |served: &Served| served.peak_reserved.saturating_sub(replay.peak_asked);
-        let ratio = |served: &Served| format!("{:.3}", replay.reserved_over_asked(served));
-        let (pool, arena) = (&replay.pool, &replay.arena);
-        let mut table = figures(1, ["training run replayed", "pool", "arena"]);
-        let both =
-            |what: &str, of: &dyn Fn(&Served) -> String| [what.to_owned(), of(pool), of(arena)];
+        let waste = |reserved: u64| bytes(reserved.saturating_sub(replay.peak_asked));
+        let known = |text: Option<String>| text.unwrap_or_else(|| "not counted".to_owned());
+        let driver = replay.driver_source();
+        let mut table = figures(1, ["training run replayed", driver, "arena"]);
+        let both = |what: &str, of: &dyn Fn(&Served) -> String| {
+            [what.to_owned(), of(&replay.driver), of(&replay.arena)]
+        };
         table.add_row(both("operations", &|_| count(replay.operations as u64)));
         table.add_row(both("time per operation, cold", &|served| {
             per_op(served.cold)
@@ -122,9 +130,16 @@ impl Show {
             per_op(served.warm)
         }));
         table.add_row(both("peak asked", &|_| bytes(replay.peak_asked)));
-        table.add_row(both("peak reserved", &|served| bytes(served.peak_reserved)));
-        table.add_row(both("waste", &|served| bytes(waste(served))));
-        table.add_row(both("reserved / asked", &ratio));
+        table.add_row(both("peak reserved", &|served| {
+            known(served.peak_reserved.map(bytes))
+        }));
+        table.add_row(both("waste", &|served| {
+            known(served.peak_reserved.map(waste))
+        }));
+        table.add_row(both("reserved / asked", &|served| {
+            let ratio = replay.reserved_over_asked(served);
+            known(ratio.map(|ratio| format!("{ratio:.3}")))
+        }));
         self.print(format_args!("\n{table}"))?;
         self.print(
             "One thread replays the run's allocations, without its kernels. The times are the cost of\n\
@@ -138,25 +153,28 @@ impl Show {
     }
 
     /// Prints the JSON object, if requested.
-    pub(crate) fn finish(mut self, steps: &Steps, replay: &Replay) -> Result<()> {
+    pub(crate) fn finish(mut self, steps: Option<&Steps>, replay: &Replay) -> Result<()> {
         if !self.json {
             return Ok(());
         }
-        let steps: Vec<Value> = steps
-            .iter()
-            .map(|(what, stats)| json!({ "step": what, "stats": stats_json(stats) }))
-            .collect();
+        let steps: Option<Vec<Value>> = steps.map(|steps| {
+            steps
+                .iter()
+                .map(|(what, stats)| json!({ "step": what, "stats": stats_json(stats) }))
+                .collect()
+        });
         self.object.insert("tour".into(), steps.into());
         let per_op = |time: std::time::Duration| time.as_nanos() as f64 / replay.operations as f64;
         self.object.insert(
             "replay".into(),
             json!({
                 "operations": replay.operations,
-                "ns_per_operation_cold": per_op(replay.pool.cold),
-                "ns_per_operation_warm": per_op(replay.pool.warm),
+                "driver": replay.driver_source(),
+                "ns_per_operation_cold": per_op(replay.driver.cold),
+                "ns_per_operation_warm": per_op(replay.driver.warm),
                 "peak_asked_bytes": replay.peak_asked,
-                "stats": stats_json(&replay.stats),
-                "reserved_over_asked": replay.reserved_over_asked(&replay.pool),
+                "stats": replay.stats.as_ref().map(stats_json),
+                "reserved_over_asked": replay.reserved_over_asked(&replay.driver),
                 "arena": {
                     "ns_per_operation_cold": per_op(replay.arena.cold),
                     "ns_per_operation_warm": per_op(replay.arena.warm),

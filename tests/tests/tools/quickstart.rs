@@ -92,6 +92,38 @@ fn json_is_one_object_with_the_same_figures(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// As under Windows' driver model for computing. The reserved bytes of `cuMemAlloc` are nowhere counted.
+#[apply(case_of_sim)]
+fn a_device_without_pools_is_told_so_and_served(_: &Environment) -> Result<()> {
+    let (_dir, path) = log(ROWS)?;
+    let on_tcc = |arguments: &[&str]| -> Result<Output> {
+        let mut command = Command::new(own_process::example("quickstart")?);
+        command.args(["--trace", &path]).args(arguments);
+        command.env(LIBRARY_VARIABLE, sim_path()?);
+        Ok(command.env("CUDA_SIM_DRIVER_MODEL", "tcc").output()?)
+    };
+    let output = on_tcc(&[])?;
+    let shown = text(&output.stdout);
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    for word in [
+        "no tour of a pool",
+        "memory pools are missing: not on this device",
+        "not counted",
+    ] {
+        ensure!(shown.contains(word), "{word} is not in: {shown}");
+    }
+    let output = on_tcc(&["--json"])?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    let value: serde_json::Value = serde_json::from_str(&text(&output.stdout))?;
+    ensure!(value["tour"].is_null(), "{value}");
+    let replay = &value["replay"];
+    ensure!(replay["driver"] == "cuMemAlloc", "{replay}");
+    ensure!(replay["stats"].is_null(), "{replay}");
+    let reserved = replay["arena"]["reserved_high_bytes"].as_u64();
+    ensure!(reserved.is_some_and(|bytes| bytes >= 1_005_000), "{replay}");
+    Ok(())
+}
+
 #[apply(case)]
 fn a_broken_line_is_named(env: &Environment) -> Result<()> {
     let (_dir, path) = log(&format!("{ROWS}0,0.5,free,0x99,1,0\n"))?;
