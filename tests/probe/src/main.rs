@@ -44,6 +44,7 @@ mod ipc_ends;
 mod ipc_events;
 mod ipc_hosts;
 mod ipc_leaks;
+mod ipc_limits;
 mod ipc_pointers;
 mod joins;
 mod kinds;
@@ -195,6 +196,7 @@ fn questions() -> Vec<Question> {
     );
     all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
     all.extend(questions!(false ipc_leaks: rounds));
+    all.extend(questions!(false ipc_limits: pools, physical));
     all.extend(questions!(false ipc_hosts: copies));
     all.extend(questions!(true ipc_pointers: exports));
     all.extend(

@@ -166,6 +166,15 @@ pub const NOT_ORDERED: Leftover = Leftover {
     differs: block,
 };
 
+/// A pool whose export failed is never destroyed.
+pub const NOT_DESTROYED: Leftover = Leftover {
+    functions: &["cuMemPoolExportToShareableHandle"],
+    differs: |before, now| Live {
+        pools: now.pools,
+        ..before
+    },
+};
+
 /// Host memory that could not be waited for, freed or unregistered.
 pub const HOST_MEMORY: Leftover = Leftover {
     functions: &[

@@ -10,6 +10,11 @@ use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::executor::block_on;
 use cuda_mem_tests::hold::hold;
 
+#[cfg(target_os = "linux")]
+const EXPORT: &str = "cuMemPoolExportToShareableHandle";
+#[cfg(target_os = "linux")]
+const DESTROY: &str = "cuMemPoolDestroy";
+
 #[apply(case)]
 fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
@@ -52,6 +57,39 @@ fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
     drop(pool.alloc::<u8>(&stream, 10)?);
     stream.synchronize()?;
     pool.close()?;
+    Ok(())
+}
+
+/// A driver may crash where such a pool is destroyed (R192).
+#[cfg(target_os = "linux")]
+#[apply(case)]
+fn a_pool_whose_export_failed_serves_no_more_and_is_never_destroyed(
+    env: &Environment,
+) -> Result<()> {
+    let (pool, stream, control) = (env.shareable_pool()?, env.stream()?, env.control()?);
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    control.fail_without_effect(EXPORT, 1, CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    let failed = pool.export_fd().err().context("the failure was lost")?;
+    ensure!(failed.code() == Some(CUresult::CUDA_ERROR_OPERATING_SYSTEM));
+    for error in [pool.alloc::<u8>(&stream, 10).err(), pool.export_fd().err()] {
+        let kind = error.as_ref().map(cuda_mem::Error::kind);
+        ensure!(kind == Some(ErrorKind::NotPermitted), "{error:?}");
+    }
+    buffer.fill(8)?;
+    ensure!(buffer.to_vec()? == [8; 100]);
+    let destroyed = control.calls(DESTROY);
+    drop(buffer);
+    stream.synchronize()?;
+    let kept = pool
+        .close()
+        .err()
+        .context("the pool is said to have ended")?;
+    ensure!(kept.object.is_none() && kept.error.to_string().contains("until the process ends"));
+    drop(env.shareable_pool()?.export_fd()?);
+    ensure!(
+        control.calls(DESTROY) == destroyed + 1,
+        "the second pool alone"
+    );
     Ok(())
 }
 

@@ -43,8 +43,10 @@ impl MemoryPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
-    /// one; otherwise any driver error, such as `OPERATING_SYSTEM` where the process can open no descriptor. **After such
-    /// an error the pool serves no more:** the driver would not survive it. Its buffers stay, and another pool is built.
+    /// one; [`System`](ErrorKind::System) if this process cannot open two more descriptors, which is checked first and
+    /// changes nothing; otherwise any driver error. **After a driver error the pool serves no more, and the driver keeps
+    /// it until the process ends**, which is reported where it is dropped: it might not survive more. The pool's buffers
+    /// stay, and another pool is built.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -63,6 +65,7 @@ impl MemoryPool {
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         self.export("POSIX_FILE_DESCRIPTOR", || {
+            require_descriptors()?;
             // SAFETY: the pool is live, and no pool ends meanwhile.
             unsafe { raw::ipc::export_fd(self.driver().table(), self.as_raw()) }
         })
@@ -78,7 +81,8 @@ impl MemoryPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
-    /// one; otherwise any driver error. **After such an error the pool serves no more:** the driver would not survive it.
+    /// one; otherwise any driver error. **After a driver error the pool serves no more, and the driver keeps it until the
+    /// process ends:** it might not survive more.
     #[cfg(windows)]
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_handle(&self) -> Result<OwnedHandle> {
@@ -125,6 +129,14 @@ impl MemoryPool {
             error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
         })
     }
+}
+
+/// An error if this process cannot open the two descriptors that the first export of a pool takes: without them the
+/// driver would crash where the pool is destroyed (R192).
+#[cfg(target_os = "linux")]
+fn require_descriptors() -> Result<()> {
+    let opened = std::io::pipe().map(drop);
+    opened.map_err(|error| Error::system("exporting a pool takes two descriptors", error))
 }
 
 /// The driver's answer to a descriptor or handle of anything else.

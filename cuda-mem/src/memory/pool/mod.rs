@@ -181,7 +181,8 @@ impl Inner {
             place: (self.location, self.allocation_type),
             raw: self.raw,
             granted: self.granted.get_mut().clone(),
-            kind: self.kind.filter(|_| !*self.sharing.has_failed.get_mut()),
+            kind: self.kind,
+            stays: *self.sharing.has_failed.get_mut(),
             has_failed: false,
             has_stepped_down: false,
         }

@@ -9,7 +9,7 @@
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
 use super::{access, default, sharing, spare};
-use crate::base::error::{ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
@@ -20,7 +20,8 @@ use crate::stream::recording;
 /// The result of ending a pool.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The pool has ended. An error if the access of other devices could not be taken back before.
+    /// The pool has ended. An error if the access of other devices could not be taken back before, or if it is left to
+    /// the driver.
     Ended(Result<()>),
     /// A thread is waiting through this crate, so the pool could not be destroyed.
     NotYet,
@@ -36,6 +37,8 @@ pub(super) struct PendingDestroy {
     pub(super) granted: Vec<Device>,
     /// The kind of pool it can be reused for.
     pub(super) kind: Option<spare::Kind>,
+    /// Whether the driver keeps it for good: an export failed, and destroying it might crash the process (R192).
+    pub(super) stays: bool,
     /// Whether the driver failed to report if anything is outstanding.
     pub(super) has_failed: bool,
     /// Whether it is no longer the current pool of its location.
@@ -59,6 +62,14 @@ impl PendingDestroy {
 
     /// Only for an idle pool.
     pub(super) fn end(&self) -> Result<End> {
+        if self.stays {
+            let error = Error::not_permitted(format!(
+                "the pool {:p} on {} stays with the driver until the process ends: it could not be exported \
+                 before, and the driver might not survive its end",
+                self.raw, self.place.0
+            ));
+            return Ok(End::Ended(Err(error)));
+        }
         let mut alone = None;
         if self.kind.is_none() {
             alone = sharing::alone()?;

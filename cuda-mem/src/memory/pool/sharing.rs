@@ -18,7 +18,7 @@ use crate::stream::waits;
 pub(super) struct Sharing {
     /// The handle types that it was created with.
     pub(super) handle_types: HandleTypes,
-    /// An export failed in a way after which the driver crashes at the next allocation (measured).
+    /// An export failed. Then a driver may crash at the next allocation, or where the pool is destroyed (R127, R192).
     pub(super) has_failed: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl MemoryPool {
         self.0.0.sharing.handle_types
     }
 
-    /// Prevents further allocation from this pool: the driver would crash.
+    /// Prevents further allocation from this pool, and its destruction: the driver might crash.
     #[cfg(any(target_os = "linux", windows))]
     pub(crate) fn note_failed_export(&self) {
         self.0.0.sharing.has_failed.store(true, Ordering::Relaxed);

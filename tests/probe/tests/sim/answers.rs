@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::{COMMAND, OF_TWO_DEVICES, WRITE, of_one_device, of_two_devices, probe};
 
 const CRASH: &str = "the driver crashes; the simulator answers an error, which a test can see";
+const REPORTED: &str = "the driver crashes; the simulator reports the call";
 /// The driver takes the context, and frees it again later (R84).
 const TWICE: &str = "the simulator refuses what the driver frees twice";
 const IS_HOST: &str = "the simulator's devices are the host";
@@ -20,7 +21,7 @@ const LOST: &str = "the driver loses what a device writes there; the simulator r
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why. With its colon
 /// it is all of the question.
-const KNOWN_DIFFERENCES: [(&str, &str); 77] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 79] = [
     ("managed_pools.again anywhere, of the device:", LOST),
     (
         "managed_pools.again anywhere, of the device, the device writes twice:",
@@ -34,6 +35,11 @@ const KNOWN_DIFFERENCES: [(&str, &str); 77] = [
     ("managed_pools.mends accessed by", LOST),
     ("managed_pools.mends read mostly:", LOST),
     ("ipc.both_kinds 8 as 8, then used", CRASH),
+    ("ipc_limits.pools 0 left, then destroyed", REPORTED),
+    (
+        "ipc_limits.pools 0 left, used before, then destroyed",
+        REPORTED,
+    ),
     ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
         "init.proc_address too old, cuMemAlloc 2000",

@@ -10,7 +10,7 @@ use crate::memory::Mapping;
 use crate::pool::{Block, PoolId, Properties};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::system::{
-    FOREIGN_HANDLE, Range, SHARED_HANDLE, SharedFile, SharedHandle, Words, shared_handle,
+    FOREIGN_HANDLE, Range, SHARED_HANDLE, SharedFile, SharedHandle, Words, openable, shared_handle,
 };
 
 const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
@@ -26,6 +26,8 @@ pub(crate) struct Backing {
     pub(crate) is_exported: bool,
     /// Whether a fabric export failed before. Measured: the second failure has a different code.
     fabric_failed: bool,
+    /// Whether its first export failed for want of any descriptor. Measured: later ones fail too.
+    pub(crate) is_broken: bool,
     /// Ranges with exported pointers. Measured: other processes can still read them after the pool released the memory.
     /// Here the bytes stay until the pool reuses the range or ends.
     kept: BTreeSet<(u64, u64)>,
@@ -40,6 +42,7 @@ impl Backing {
             file: SharedFile::create(c"cuda-sim pool", len, words)?,
             is_exported: false,
             fabric_failed: false,
+            is_broken: false,
             kept: BTreeSet::new(),
         })
     }
@@ -90,8 +93,17 @@ impl State {
                 CUresult::CUDA_ERROR_NOT_PERMITTED
             });
         }
+        // Measured: only the first export takes two.
+        if !backing.is_exported {
+            let openable = openable(2);
+            backing.is_broken |= openable == 0;
+            if backing.is_broken || openable < 2 {
+                return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+            }
+        }
+        let exported = backing.file.export()?;
         backing.is_exported = true;
-        handle.write::<SharedHandle>(backing.file.export()?)
+        handle.write::<SharedHandle>(exported)
     }
 
     /// Measured: importing a pool again returns the same one.

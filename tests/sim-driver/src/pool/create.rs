@@ -160,6 +160,10 @@ impl State {
             return Err(INVALID_VALUE);
         }
         pool.is_destroyed = true;
+        let is_broken = pool
+            .mapping
+            .backing()
+            .is_some_and(|backing| backing.is_broken);
         let outstanding = pool.space.outstanding();
         let users = pool.users.clone();
         let id: PoolId = from_handle(handle);
@@ -167,6 +171,12 @@ impl State {
             // Documented as valid. An H200 returns SUCCESS, and crashes some pools later.
             self.reports.add(format!(
                 "early end: pool {id:#x} is destroyed with {outstanding} blocks alive or to be freed"
+            ));
+        }
+        if is_broken {
+            // Not documented. An H200 ends the process.
+            self.reports.add(format!(
+                "end after a failed export: pool {id:#x} is destroyed, whose first export found no free descriptor"
             ));
         }
         if self.waited_for.iter().any(|stream| users.contains(stream)) {

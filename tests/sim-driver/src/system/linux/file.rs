@@ -144,6 +144,14 @@ pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
     }
 }
 
+/// How many more handles this process can open now, up to so many.
+pub(crate) fn openable(most: usize) -> usize {
+    let opened: Vec<File> = (0..most)
+        .map_while(|_| File::open("/dev/null").ok())
+        .collect();
+    opened.len()
+}
+
 /// The file behind a descriptor of the program, which keeps its own.
 fn file_of(number: c_int) -> Option<File> {
     // SAFETY: no pointers; a number that is not open is an error.

@@ -7,7 +7,7 @@ mod range;
 mod thread;
 
 pub(crate) use addresses::{AddressRange, Memory, Part, Source};
-pub(crate) use file::{SharedFile, anonymous_file};
+pub(crate) use file::{SharedFile, anonymous_file, openable};
 pub(crate) use program::{is_own_memory, is_program_memory};
 pub(crate) use range::Range;
 pub(crate) use thread::{

@@ -33,6 +33,11 @@ pub(crate) const SHARED_HANDLE: u32 = 2;
 /// The kind of the other system.
 pub(crate) const FOREIGN_HANDLE: u32 = 1;
 
+/// How many more handles this process can open now, up to so many: nobody limits them.
+pub(crate) fn openable(most: usize) -> usize {
+    most
+}
+
 /// The kinds that this system does not have, and the older one of its own.
 pub(crate) const FOREIGN_HANDLES: u32 = 1 | 4;
 
