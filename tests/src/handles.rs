@@ -4,7 +4,7 @@ pub use system::*;
 
 #[cfg(unix)]
 mod system {
-    use std::os::fd::{AsFd as _, OwnedFd};
+    use std::os::fd::OwnedFd;
 
     use cuda_mem::driver::HandleTypes;
     use cuda_mem::interop::ImportedPool;
@@ -42,13 +42,13 @@ mod system {
     /// Imports physical memory of `bytes` bytes.
     #[track_caller]
     pub fn import_memory(driver: Driver, handle: &OwnedFd, bytes: u64) -> Result<PhysicalMemory> {
-        PhysicalMemory::import_fd(driver, handle.as_fd(), bytes)
+        PhysicalMemory::import_fd(driver, handle, bytes)
     }
 }
 
 #[cfg(windows)]
 mod system {
-    use std::os::windows::io::{AsHandle as _, OwnedHandle};
+    use std::os::windows::io::OwnedHandle;
 
     use cuda_mem::driver::HandleTypes;
     use cuda_mem::interop::ImportedPool;
@@ -90,6 +90,6 @@ mod system {
         handle: &OwnedHandle,
         bytes: u64,
     ) -> Result<PhysicalMemory> {
-        PhysicalMemory::import_handle(driver, handle.as_handle(), bytes)
+        PhysicalMemory::import_handle(driver, handle, bytes)
     }
 }

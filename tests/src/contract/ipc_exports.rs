@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
+use cuda_mem::driver::HandleTypes;
 use cuda_mem::mapped::PhysicalMemory;
 
 use crate::environment::Environment;
@@ -55,6 +56,25 @@ fn an_export_without_descriptors_changes_nothing(env: &Environment) -> Result<()
         stream.synchronize()?;
         pool.close()?;
     }
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_is_imported_in_granules(env: &Environment) -> Result<()> {
+    let memory = PhysicalMemory::builder(&env.device()?)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .build(1)?;
+    let (descriptor, bytes) = (memory.export_fd()?, memory.size_bytes());
+    for wrong in [1, bytes - 1, bytes + 1] {
+        let refused = PhysicalMemory::import_fd(env.driver, &descriptor, wrong);
+        let error = refused.err().map(|error| (error.kind(), error.to_string()));
+        ensure!(
+            matches!(&error, Some((ErrorKind::InvalidValue, text)) if text.contains("granularity")),
+            "{wrong}: {error:?}"
+        );
+    }
+    let same = PhysicalMemory::import_fd(env.driver, descriptor, bytes)?;
+    ensure!(same.location() == memory.location() && same.size_bytes() == bytes);
     Ok(())
 }
 

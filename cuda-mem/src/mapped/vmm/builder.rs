@@ -187,7 +187,6 @@ impl MappedMemoryBuilder {
     /// not as large as its importer said.
     ///
     /// ```
-    /// use std::os::fd::AsFd as _;
     /// use cuda_mem::Driver;
     /// use cuda_mem::driver::HandleTypes;
     /// use cuda_mem::mapped::{MappedMemory, PhysicalMemory};
@@ -206,7 +205,7 @@ impl MappedMemoryBuilder {
     /// // In another process, to which the descriptors and sizes went:
     /// let mut parts = Vec::new();
     /// for (descriptor, bytes) in x.export_fds()? {
-    ///     parts.push(PhysicalMemory::import_fd(driver, descriptor.as_fd(), bytes)?);
+    ///     parts.push(PhysicalMemory::import_fd(driver, descriptor, bytes)?);
     /// }
     /// let same = MappedMemory::builder(&device).build_from(parts)?;
     /// assert_eq!(same.into_buffer::<u32>(&stream, 1000)?.to_vec()?, [7; 1000]);

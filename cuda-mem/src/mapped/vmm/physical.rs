@@ -2,9 +2,9 @@
 
 use std::fmt;
 #[cfg(target_os = "linux")]
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 #[cfg(windows)]
-use std::os::windows::io::{AsRawHandle as _, BorrowedHandle, OwnedHandle};
+use std::os::windows::io::{AsHandle, AsRawHandle as _, OwnedHandle};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
@@ -89,6 +89,31 @@ unsafe fn release(driver: Driver, raw: CUmemGenericAllocationHandle) -> Result<(
         // SAFETY: the caller's.
         unsafe { raw::vmm::release(table, raw) }
     })
+}
+
+/// Where imported memory is, if it can have this size.
+///
+/// # Safety
+///
+/// The handle must be live.
+#[cfg(any(target_os = "linux", windows))]
+unsafe fn location_of(
+    driver: Driver,
+    raw: CUmemGenericAllocationHandle,
+    bytes: u64,
+) -> Result<Location> {
+    let table = driver.table();
+    // SAFETY: the caller's.
+    let prop = unsafe { raw::vmm::properties(table, raw) }?;
+    // SAFETY: the driver is initialised.
+    let granule = unsafe { raw::vmm::granularity(table, &prop) }?.max(1) as u64;
+    if !bytes.is_multiple_of(granule) {
+        return Err(Error::invalid(format!(
+            "the memory cannot be {bytes} bytes, as was said: that is no multiple of its granularity, {granule}"
+        )));
+    }
+    let (kind, id) = cuda_driver_sys::location_parts(prop.location);
+    Ok(Location::from_raw(driver, kind, id))
 }
 
 /// The granularity of memory sizes, in bytes. Queried from the driver, never assumed.
@@ -306,15 +331,16 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a handle of something else;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a size that is no multiple of the granularity,
+    /// or for a handle of something else;
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for that of a pool; otherwise any driver error.
     #[cfg(windows)]
     #[doc(alias = "cuMemImportFromShareableHandle")]
     #[track_caller]
-    pub fn import_handle(driver: Driver, handle: BorrowedHandle<'_>, bytes: u64) -> Result<Self> {
+    pub fn import_handle(driver: Driver, handle: impl AsHandle, bytes: u64) -> Result<Self> {
         // SAFETY: the driver is initialised, and looks at the handle only during the call.
         Self::import(driver, bytes, || unsafe {
-            raw::vmm::import_handle(driver.table(), handle.as_raw_handle())
+            raw::vmm::import_handle(driver.table(), handle.as_handle().as_raw_handle())
         })
     }
 
@@ -323,11 +349,11 @@ impl PhysicalMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, or for a descriptor of something else;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for zero bytes, for a size that is no multiple of the granularity,
+    /// or for a descriptor of something else;
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for that of a pool; otherwise any driver error.
     ///
     /// ```
-    /// use std::os::fd::AsFd as _;
     /// use cuda_mem::Driver;
     /// use cuda_mem::driver::HandleTypes;
     /// use cuda_mem::mapped::PhysicalMemory;
@@ -338,17 +364,17 @@ impl PhysicalMemory {
     ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
     ///     .build(1 << 20)?;
     /// let descriptor = memory.export_fd()?; // to another process, with the size
-    /// let same = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
+    /// let same = PhysicalMemory::import_fd(driver, descriptor, memory.size_bytes())?;
     /// assert_eq!(same.location(), memory.location());
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemImportFromShareableHandle")]
     #[track_caller]
-    pub fn import_fd(driver: Driver, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
+    pub fn import_fd(driver: Driver, descriptor: impl AsFd, bytes: u64) -> Result<Self> {
         // SAFETY: the driver is initialised, and looks at the descriptor only during the call.
         Self::import(driver, bytes, || unsafe {
-            raw::vmm::import_fd(driver.table(), descriptor.as_raw_fd())
+            raw::vmm::import_fd(driver.table(), descriptor.as_fd().as_raw_fd())
         })
     }
 
@@ -360,7 +386,6 @@ impl PhysicalMemory {
         import: impl FnOnce() -> Result<CUmemGenericAllocationHandle>,
     ) -> Result<Self> {
         let bytes = whole(bytes, 1)?;
-        let table = driver.table();
         let raw = import().map_err(|error| {
             error
                 .meaning(
@@ -371,20 +396,19 @@ impl PhysicalMemory {
                 .asked(|| "memory of another process".to_owned())
         })?;
         // SAFETY: the handle was made just now.
-        let prop = match unsafe { raw::vmm::properties(table, raw) } {
-            Ok(prop) => prop,
+        let location = match unsafe { location_of(driver, raw, bytes) } {
+            Ok(location) => location,
             Err(error) => {
                 // SAFETY: as above, and nobody else has it.
                 report::release("physical memory", || unsafe { release(driver, raw) });
                 return Err(error);
             }
         };
-        let (kind, id) = cuda_driver_sys::location_parts(prop.location);
         let inner = Inner {
             driver,
             raw,
             bytes,
-            location: Location::from_raw(driver, kind, id),
+            location,
             is_listed: true,
         };
         ledger::insert(inner.item());
