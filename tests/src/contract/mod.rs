@@ -6,6 +6,7 @@ mod context;
 mod context_ends;
 mod default_pool;
 mod default_streams;
+mod deferred;
 mod device;
 mod dlpack;
 mod failure;

@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryPool, MemoryResource, ReleaseThreshold, Resource};
 
 use crate::environment::Environment;
+use crate::executor::block_on;
 use crate::hold::hold;
 
 const MIB: u64 = 1 << 20;
@@ -237,6 +238,37 @@ fn threads_that_wait_at_a_time_give_all_back(env: &Environment) -> Result<()> {
         })?;
         let left = arena.stats().reserved;
         ensure!(left == 0, "{left} bytes are left in round {round}");
+    }
+    Ok(())
+}
+
+/// Alone, because any other wait of the process gives back, too.
+#[apply(case_alone)]
+fn every_kind_of_wait_gives_back_for_every_arena(env: &Environment) -> Result<()> {
+    let (device, context, stream) = (env.device()?, env.context()?, env.stream()?);
+    let event = context.event()?;
+    let arena = || Arena::builder(&device).release_threshold(ReleaseThreshold::Bytes(0));
+    let arenas = [arena().build()?, arena().build()?];
+    let waits: [(&str, &dyn Fn() -> cuda_mem::Result<()>); 5] = [
+        ("a stream", &|| stream.synchronize()),
+        ("a borrowed stream", &|| stream.as_ref().synchronize()),
+        ("an event", &|| {
+            event.record(&stream)?;
+            event.synchronize()
+        }),
+        ("a completion", &|| block_on(stream.completion()?)),
+        ("a context", &|| context.synchronize()),
+    ];
+    for (what, wait) in waits {
+        for arena in &arenas {
+            drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 32 << 20)?);
+            ensure!(arena.stats().reserved > 0);
+        }
+        wait()?;
+        for arena in &arenas {
+            let left = arena.stats().reserved;
+            ensure!(left == 0, "{left} bytes are left after a wait for {what}");
+        }
     }
     Ok(())
 }
