@@ -5,15 +5,18 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
-use cuda_mem::ErrorKind;
+use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::interop::{CaptureMode, Instantiate};
+use cuda_mem::memory::LimitAdaptor;
 use cuda_mem::sys::CUresult;
+use cuda_mem::{ErrorKind, MemoryPool, Resource};
 
 use super::graph::MODES;
-use crate::environment::Environment;
-use crate::foreign::{begin, end};
+use crate::environment::{Environment, Skip};
+use crate::foreign::{begin, end, end_well};
 
 #[apply(case_alone)]
 fn a_capture_that_fails_leaves_nothing(env: &Environment) -> Result<()> {
@@ -212,6 +215,54 @@ fn a_stream_that_ends_in_a_capture_gives_back_what_waits(env: &Environment) -> R
         drop(stream);
         ensure!(pool.stats()?.used.current == 0);
     }
+    if let Ok(control) = env.control() {
+        ensure!(control.live().graphs == 0, "{:?}", control.live());
+    }
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn two_streams_are_captured_at_a_time(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let (_, (_, refused)) = stream.capture(CaptureMode::Relaxed, |_| {
+        other.capture(CaptureMode::Relaxed, |_| {
+            Ok(stream.capture(CaptureMode::Relaxed, |_| Ok(())).map(drop))
+        })
+    })?;
+    let refused = refused.err().context("it was captured twice")?;
+    ensure!(refused.kind() == ErrorKind::Capturing && refused.code().is_none());
+    Ok(())
+}
+
+/// In a capture nothing waits, because the thread that would give back may wait for the capture.
+#[apply(case_alone)]
+fn a_limit_is_waited_for_again_after_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let limited = LimitAdaptor::new(env.pool()?, 1000);
+    let resource = Resource::new(limited.with_wait_timeout(Duration::from_millis(20)));
+    let _all = resource.alloc::<u8>(&stream, 1000)?;
+    stream.capture(CaptureMode::Relaxed, |_| Ok(()))?;
+    let error = resource.alloc::<u8>(&stream, 1).map(drop);
+    let text = error.expect_err("the limit").to_string();
+    ensure!(text.contains("after waiting for"), "{text}");
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn a_capture_of_somebody_else_takes_no_managed_memory_of_anywhere(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let stream = env.stream()?;
+    let builder = MemoryPool::builder_at(env.driver, Location::Anywhere, AllocationType::Managed);
+    if let Support::No(reason) = builder.support()? {
+        return Err(Skip(format!("no pools of managed memory: {reason}")).into());
+    }
+    let pool = builder.build()?;
+    begin(&stream, 2)?;
+    ensure!(is_capturing(pool.alloc::<u8>(&stream, 100)));
+    end_well(&stream)?;
+    drop(pool.alloc_zeroed::<u8>(&stream, 100)?);
     Ok(())
 }
 

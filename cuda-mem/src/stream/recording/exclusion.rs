@@ -347,6 +347,19 @@ mod tests {
     }
 
     #[test]
+    fn work_in_the_default_stream_counts_for_that_stream_alone() {
+        let _turn = turn();
+        let table = Table::default();
+        let (default, other) = (ptr::null_mut(), ptr::without_provenance_mut(0x5000));
+        for (stream, idle) in [(default, other), (other, default)] {
+            let work = exclude_captures(&table, stream).expect("nobody records");
+            assert!(is_held(stream) && !is_held(idle));
+            drop(work);
+            assert!(!is_held(stream));
+        }
+    }
+
+    #[test]
     fn slots_are_taken_over() {
         let _turn = turn();
         let table = Table::default();
