@@ -1,7 +1,7 @@
 //! Buffers: what is written is what is read.
 
 use anyhow::{Result, ensure};
-use cuda_mem::ErrorKind;
+use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use crate::environment::Environment;
 use crate::hold::hold;
@@ -221,5 +221,17 @@ fn memory_goes_out_of_hand_and_comes_back(env: &Environment) -> Result<()> {
         ensure!(pool.stats()?.used.current == 0);
     }
     ensure!(pool.alloc::<u8>(&stream, 0)?.into_raw()? == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn no_address_is_no_bytes(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    // SAFETY: address 0 means no bytes.
+    let numbers = unsafe { DeviceBuffer::<u32>::from_raw(&stream, 0, 5) };
+    ensure!(numbers.is_empty() && numbers.to_vec()?.is_empty());
+    // SAFETY: as above.
+    let units = unsafe { DeviceBuffer::<()>::from_raw(&stream, 0, 5) };
+    ensure!(units.len() == 5, "they need no bytes");
     Ok(())
 }

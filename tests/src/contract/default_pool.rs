@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::memory::CurrentPool;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{ReleaseThreshold, ReusePolicy};
+use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
 use crate::environment::Environment;
 
@@ -101,5 +101,28 @@ fn a_pool_that_somebody_else_made_is_only_a_handle(env: &Environment) -> Result<
     ensure!(unsafe { destroy(foreign) } == CUresult::CUDA_SUCCESS);
     ensure!(current? == CurrentPool::Foreign(foreign));
     ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
+    Ok(())
+}
+
+/// Its handle may be that of a pool that has ended.
+#[apply(case)]
+fn a_current_pool_is_known_after_others_of_its_kind(env: &Environment) -> Result<()> {
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = env.device()?;
+    let ends: [fn(MemoryPool) -> Result<()>; 2] = [
+        |pool| Ok(pool.close()?),
+        |pool| {
+            drop(pool);
+            Ok(())
+        },
+    ];
+    for end in ends {
+        end(env.pool()?)?;
+        let pool = env.pool()?;
+        device.set_current_pool(&pool)?;
+        let current = device.current_pool();
+        device.set_current_pool(&*device.default_pool()?)?;
+        ensure!(current? == CurrentPool::Owned(pool.clone()));
+    }
     Ok(())
 }

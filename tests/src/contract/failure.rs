@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::base::Failed;
 use cuda_mem::mapped::RegisterFlags;
+use cuda_mem::memory::DirectResource;
 use cuda_mem::{Arena, ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::Environment;
@@ -48,9 +49,47 @@ fn too_much_memory_says_how_much_there_was(env: &Environment) -> Result<()> {
         if env.need(11, 3).is_ok() {
             ensure!(memory.pool_used == Some(1000), "{error}");
             ensure!(memory.pool_reserved >= Some(1000), "{error}");
+            ensure!(memory.pool_used_high >= memory.pool_used, "{error}");
+            ensure!(memory.pool_reserved_high >= memory.pool_reserved, "{error}");
         }
     }
     drop(live);
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_that_is_no_pools_says_how_much_the_device_has(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let stream = env.stream()?;
+    let direct = Resource::new(DirectResource::new(env.device()?));
+    for answer in [
+        direct.alloc::<u8>(&stream, 1 << 50),
+        stream.alloc::<u8>(1 << 50),
+    ] {
+        let error = answer.map(drop).expect_err("more than any device has");
+        let memory = error.out_of_memory().context("no numbers")?;
+        ensure!(memory.asked == 1 << 50, "{error}");
+        ensure!(
+            memory.device_free.is_some() && memory.device_free <= memory.device_total,
+            "{error}"
+        );
+    }
+    Ok(())
+}
+
+/// For such a size a driver has returned an address that it does not have (R173).
+#[apply(case)]
+fn more_bytes_than_there_are_addresses_are_refused_without_the_driver(
+    env: &Environment,
+) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    for bytes in [1 << 57, usize::MAX] {
+        for answer in [pool.alloc::<u8>(&stream, bytes), stream.alloc(bytes)] {
+            let error = answer.map(drop).expect_err("more than any machine has");
+            ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+            ensure!(error.code().is_none(), "the driver was asked: {error}");
+        }
+    }
     Ok(())
 }
 

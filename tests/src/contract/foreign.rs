@@ -90,6 +90,7 @@ fn a_view_of_a_stream_orders_like_the_stream(env: &Environment) -> Result<()> {
     // SAFETY: the stream is live for the whole test.
     let view = unsafe { StreamRef::borrow_raw(&context, first.as_raw()) };
     ensure!(view == first.as_ref() && view != second.as_ref());
+    ensure!(view.as_raw() == first.as_raw());
     let held = hold(&second)?;
     view.wait_for(&second)?;
     ensure!(!view.is_done()? && !first.is_done()?);
@@ -110,5 +111,24 @@ fn an_event_does_not_mark_a_stream_of_another_context(env: &Environment) -> Resu
     let stream = other.primary_context()?.stream()?;
     let refused = env.context()?.event()?.record(&stream);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    Ok(())
+}
+
+#[apply(case)]
+fn time_is_between_two_events_with_time_stamps(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
+    let (plain, timing) = (context.event()?, context.timing_event()?);
+    plain.record(&stream)?;
+    timing.record(&stream)?;
+    stream.synchronize()?;
+    ensure!(timing.elapsed_ms_since(&timing)? == 0.0);
+    for answer in [
+        plain.elapsed_ms_since(&timing),
+        timing.elapsed_ms_since(&plain),
+    ] {
+        let error = answer.expect_err("one has no time stamps");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.code().is_none(), "the driver was asked: {error}");
+    }
     Ok(())
 }

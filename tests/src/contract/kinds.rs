@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::driver::{AllocationType, HandleTypes, Location, Reason, Support};
-use cuda_mem::{CudaVersion, ErrorKind, MemoryPool, PoolBuilder};
+use cuda_mem::{CudaVersion, ErrorKind, MemoryPool, PoolBuilder, Resource};
 
 use crate::environment::{Environment, Skip};
 
@@ -102,6 +102,8 @@ fn memory_of_a_host_pool_is_the_hosts(env: &Environment) -> Result<()> {
     // nobody writes.
     let bytes = unsafe { std::slice::from_raw_parts(pointer, 1000) };
     ensure!(bytes.iter().all(|byte| *byte == 5));
+    let resource = Resource::from(pool);
+    ensure!(resource.alloc_from(&stream, &[6_u8; 10])?.host()? == [6; 10]);
     Ok(())
 }
 
@@ -114,6 +116,9 @@ fn what_does_not_go_together_is_refused(env: &Environment) -> Result<()> {
         at(Location::Anywhere, AllocationType::Pinned),
         at(Location::Host, AllocationType::Pinned).handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR),
         at(Location::Device(device), AllocationType::Managed).max_size(1 << 30),
+        at(Location::Device(device), AllocationType::Managed)
+            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR),
+        at(Location::Device(device), AllocationType::Managed).hw_decompress(true),
         at(Location::Invisible, AllocationType::Pinned),
         MemoryPool::builder(&device).max_size(0),
     ] {

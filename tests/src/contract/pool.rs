@@ -242,6 +242,13 @@ fn a_maximum_of_zero_is_refused(env: &Environment) -> Result<()> {
 }
 
 #[apply(case)]
+fn handles_are_equal_if_they_are_of_one_pool(env: &Environment) -> Result<()> {
+    let (pool, other) = (env.pool()?, env.pool()?);
+    ensure!(pool.clone() == pool && pool != other);
+    Ok(())
+}
+
+#[apply(case)]
 fn a_pool_with_two_handles_is_not_closed(env: &Environment) -> Result<()> {
     let pool = env.pool()?;
     let clone = pool.clone();

@@ -43,6 +43,36 @@ fn a_slice_is_part_of_a_buffer(env: &Environment) -> Result<()> {
 }
 
 #[apply(case)]
+fn a_slice_to_write_is_part_of_a_buffer(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let mut x = env.pool()?.alloc_zeroed::<u16>(&stream, 1000)?;
+    let (device, address) = (x.device(), x.as_raw());
+    for (range, len) in [(0..1000, 1000), (10..13, 3), (7..7, 0)] {
+        let first = address + 2 * range.start as u64;
+        let slice = x.slice_mut(range)?;
+        ensure!((slice.len(), slice.is_empty()) == (len, len == 0));
+        ensure!(slice.size_bytes() == 2 * len && slice.as_raw() == first);
+        ensure!(*slice.stream() == stream && slice.device() == device);
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn a_slice_can_be_made_to_wait_for_a_leaked_one(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let mut x = env.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
+    stream.synchronize()?;
+    let held = hold(&other)?;
+    std::mem::forget(x.on(&other)?);
+    ensure!(stream.is_done()?);
+    x.as_slice().wait_for_pending_uses()?;
+    ensure!(!stream.is_done()?);
+    drop(held);
+    Ok(())
+}
+
+#[apply(case)]
 fn ranges_outside_are_refused(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let mut x = env.pool()?.alloc_zeroed::<u32>(&stream, 10)?;

@@ -1,7 +1,8 @@
 //! The release threshold, for good and for the length of a scope.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::ReleaseThreshold;
+use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 
 use crate::environment::Environment;
 
@@ -111,5 +112,27 @@ fn handles_of_the_default_pool_share_their_scopes(env: &Environment) -> Result<(
     drop(two);
     ensure!(now == ReleaseThreshold::Bytes(20 * MIB), "{now}");
     ensure!(device.default_pool()?.release_threshold()? == before);
+    Ok(())
+}
+
+/// The value to go back to is that of the moment at which the first scope begins.
+#[apply(case)]
+fn a_scope_goes_back_to_what_another_library_has_set(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
+    let set = env.driver.table().cuMemPoolSetAttribute;
+    let set = set.context("no cuMemPoolSetAttribute")?;
+    let set_elsewhere = |mut bytes: u64| -> Result<()> {
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        let code = unsafe { set(pool.as_raw(), threshold, (&raw mut bytes).cast()) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+        Ok(())
+    };
+    pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))?;
+    for bytes in [3 * MIB, 2 * MIB] {
+        set_elsewhere(bytes)?;
+        drop(pool.raise_release_threshold(ReleaseThreshold::Never)?);
+        ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(bytes));
+    }
     Ok(())
 }
