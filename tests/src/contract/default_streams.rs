@@ -1,5 +1,6 @@
 //! The two streams that every context has by itself.
 
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::sleep;
@@ -8,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::{ErrorKind, Stream};
 
+use super::context::{Foreign, set_current};
 use crate::environment::Environment;
-use crate::hold::hold;
+use crate::hold::{Held, hold};
 
 fn both(env: &Environment) -> Result<[Stream; 2]> {
     let context = env.context()?;
@@ -154,22 +156,12 @@ fn freeing_a_threads_own_buffer_elsewhere_waits(env: &Environment) -> Result<()>
     Ok(())
 }
 
-/// The driver lets no thread end whose own stream is busy (R177).
-#[apply(case)]
-fn a_thread_waits_for_its_own_stream_at_its_end(env: &Environment) -> Result<()> {
-    env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
-    let _calm = env.shared();
-    let context = env.context()?;
+/// A thread that holds a stream with `hold_one` does not end before that is let go.
+fn ensure_ends_late(hold_one: impl Fn() -> Result<Held> + Sync) -> Result<()> {
     let (send, receive) = channel();
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let there = scope.spawn(|| -> Result<()> {
-            // The handle of the context goes before the thread.
-            let context = env.context()?;
-            let _current = context.bind()?;
-            send.send(hold(&context.per_thread_stream())?)?;
-            Ok(())
-        });
+        let there = scope.spawn(|| -> Result<()> { Ok(send.send(hold_one()?)?) });
         let held = receive.recv()?;
         let joined = scope.spawn(|| {
             // Unlike the end of the scope, this comes after the destructors of thread-local values.
@@ -184,6 +176,37 @@ fn a_thread_waits_for_its_own_stream_at_its_end(env: &Environment) -> Result<()>
         outcome.map_err(|_| anyhow!("panicked"))??;
         ensure!(!is_early, "it ended while its stream was held");
         Ok(())
+    })
+}
+
+/// The driver lets no thread end whose own stream is busy (R177).
+#[apply(case)]
+fn a_thread_waits_for_its_own_stream_at_its_end(env: &Environment) -> Result<()> {
+    env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
+    let _calm = env.shared();
+    let context = env.context()?;
+    ensure_ends_late(|| {
+        // The handle of the context goes before the thread.
+        let context = env.context()?;
+        let _current = context.bind()?;
+        hold(&context.per_thread_stream())
+    })?;
+    context.synchronize()?;
+    Ok(())
+}
+
+#[apply(case)]
+fn a_thread_waits_for_its_own_stream_of_each_context(env: &Environment) -> Result<()> {
+    env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
+    let _calm = env.shared();
+    let (primary, foreign) = (env.context()?, Foreign::new(env)?);
+    set_current(env.driver, null_mut())?;
+    // SAFETY: it ends after everything that is made in it here.
+    let context = unsafe { env.driver.context_from_raw(foreign.1) }?;
+    ensure_ends_late(|| {
+        drop(primary.per_thread_stream());
+        let _current = context.bind()?;
+        hold(&context.per_thread_stream())
     })?;
     context.synchronize()?;
     Ok(())

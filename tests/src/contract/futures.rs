@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
@@ -251,6 +251,27 @@ fn a_waker_that_panics_stops_no_other_future(env: &Environment) -> Result<()> {
         drop(held);
         count.wait(1)?;
     }
+    Ok(())
+}
+
+#[apply(case_of_sim_alone)]
+fn a_dropped_completion_keeps_nothing(env: &Environment) -> Result<()> {
+    let (context, stream, control) = (env.context()?, env.stream()?, env.control()?);
+    let held = hold(&stream)?;
+    let before = control.live().events;
+    let event = context.event()?;
+    event.record(&stream)?;
+    let mut future = Box::pin(event.completion());
+    ensure!(poll(future.as_mut(), &Arc::default()).is_pending());
+    drop((future, event));
+    // The thread that waits for futures may be looking at it, and lets it go right afterwards.
+    let begun = Instant::now();
+    while control.live().events > before {
+        let is_late = begun.elapsed() > Duration::from_secs(10);
+        ensure!(!is_late, "the event is kept");
+        std::thread::yield_now();
+    }
+    drop(held);
     Ok(())
 }
 

@@ -46,6 +46,24 @@ fn data_validation(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Copies have a stream and pinned memory, which their context keeps for the next window.
+#[apply(case_of_sim_alone)]
+fn what_copies_need_ends_with_the_handles_of_the_context(env: &Environment) -> Result<()> {
+    let (control, kind) = (env.control()?, CpuMappingKind::Copies);
+    let _other = env.context()?;
+    let stream = env.stream()?;
+    for _ in 0..2 {
+        let mut buffer = memory::<u8>(&stream, kind, 4096)?;
+        open(&mut buffer, kind)?.write(0, &[1; 100])?;
+        let live = control.live();
+        ensure!((live.streams, live.host_allocations) == (2, 1), "{live:?}");
+    }
+    drop(stream);
+    let live = control.live();
+    ensure!((live.streams, live.host_allocations) == (0, 0), "{live:?}");
+    Ok(())
+}
+
 /// Single stores of a word each, at places far apart.
 fn single_words(buffer: &mut DeviceBuffer<u8>, kind: CpuMappingKind) -> Result<()> {
     buffer.zero()?;
