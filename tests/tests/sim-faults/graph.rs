@@ -6,6 +6,7 @@ use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error, ErrorKind, Stream};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, ORDERED_LATER, STUB, ordered_later_after};
 use cuda_mem_tests::sweep::{self, Scenario};
 
@@ -186,5 +187,32 @@ fn an_end_that_fails_leaves_the_stream_usable(env: &Environment) -> Result<()> {
     ensure!(failed.is_err());
     stream.synchronize()?;
     ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}
+
+/// Else it would be freed while the launch writes to it.
+#[apply(case)]
+fn a_buffer_remembers_a_launch_that_its_stream_could_not_wait_for(env: &Environment) -> Result<()> {
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let control = env.control()?;
+    control.reset();
+    let mut graph = Graph::new(&env.context()?)?;
+    let result = graph.adopt(pool.alloc_zeroed::<u8>(&home, 1000)?);
+    let mut memory = graph.alloc::<u8>(1000, &[])?;
+    graph.fill(&mut memory, 5, &[])?;
+    graph.copy_out(&mut memory, &result, &[])?;
+    graph.free(memory, &[])?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    home.synchronize()?;
+    let held = hold(&other)?;
+    // The second recording is that of the way back.
+    control.fail("cuEventRecord", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    exec.launch(&other)?;
+    ensure!(home.is_done()?, "nothing waits yet");
+    drop(exec);
+    ensure!(!home.is_done()?, "the free did not wait for the launch");
+    drop(held);
+    home.synchronize()?;
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())
 }

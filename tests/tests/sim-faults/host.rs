@@ -149,3 +149,20 @@ fn a_loan_that_could_not_be_waited_for_goes_on(env: &Environment) -> Result<()> 
     ensure!(control.live().host_allocations > 0);
     Ok(())
 }
+
+#[apply(case)]
+fn pinned_memory_without_a_device_address_is_given_back(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let flags = HostFlags::PORTABLE | HostFlags::WRITE_COMBINED;
+    let pinned = PinnedResource::with_flags(env.driver, flags);
+    ensure!(pinned.flags() == flags);
+    let resource = Resource::new(pinned);
+    let before = control.live().host_allocations;
+    let function = "cuMemHostGetDevicePointer_v2";
+    control.fail(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+    let answer = resource.alloc::<u8>(&stream, LEN).map(drop);
+    let error = answer.err().context("the failure was lost")?;
+    ensure!(error.function() == Some(function), "{error}");
+    ensure!(control.live().host_allocations == before);
+    Ok(())
+}

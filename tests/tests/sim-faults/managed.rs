@@ -2,11 +2,11 @@
 //! a machine without concurrent managed access.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::driver::Location;
+use cuda_mem::driver::{AllocationType, Location};
 use cuda_mem::mapped::{Advice, ManagedBuffer};
 use cuda_mem::placement::{AccessPattern, PlacementKind, PlacementRequest, Topology};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, Error, ErrorKind};
+use cuda_mem::{Driver, Error, ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::own_process;
 use cuda_mem_tests::suite::Suite;
@@ -178,4 +178,19 @@ mod refused {
         }
         Ok(())
     }
+}
+
+/// Such memory is renewed by a prefetch (R190).
+#[apply(case)]
+fn memory_of_a_managed_pool_that_is_not_renewed_is_freed(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let place = (Location::Anywhere, AllocationType::Managed);
+    let pool = MemoryPool::builder_at(env.driver, place.0, place.1).build()?;
+    let function = "cuMemPrefetchAsync_v2";
+    control.fail(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+    let answer = pool.alloc::<u8>(&stream, 1000).map(drop);
+    let error = answer.err().context("the failure was lost")?;
+    ensure!(error.function() == Some(function), "{error}");
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
 }

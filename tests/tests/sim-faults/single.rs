@@ -4,6 +4,7 @@ use std::future::Future;
 use std::task::{Context, Waker};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::{Environment, sim_path};
@@ -306,5 +307,72 @@ fn a_future_tells_of_a_fault_that_comes_meanwhile(env: &Environment) -> Result<(
     ensure!(failed.error.code() == Some(CUresult::CUDA_ERROR_LAUNCH_FAILED));
     let pinned = failed.object.context("the memory did not come back")?;
     ensure!(block_on(pinned.returned())?.len() == 100);
+    Ok(())
+}
+
+/// The owner stays with memory that may be in use for good.
+#[apply(case)]
+fn an_owner_is_not_dropped_when_its_release_after_a_capture_failed(
+    env: &Environment,
+) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let theirs = std::sync::Arc::new(env.pool()?.alloc_zeroed::<u8>(&stream, 1000)?);
+    // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
+    let view = unsafe {
+        let owner = std::sync::Arc::clone(&theirs);
+        cuda_mem::DeviceBuffer::<u8>::borrow_raw(&stream, theirs.as_raw(), 1000, owner)
+    };
+    let failures = cuda_mem::base::drop_counts().failures;
+    stream.capture(CaptureMode::Relaxed, |_| {
+        drop(view);
+        // The release makes a stream behind this one.
+        control.fail("cuStreamCreate", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        Ok(())
+    })?;
+    stream.synchronize()?;
+    ensure!(cuda_mem::base::drop_counts().failures == failures + 1);
+    ensure!(std::sync::Arc::strong_count(&theirs) == 2);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_raise_that_fails_changes_no_later_one(env: &Environment) -> Result<()> {
+    use cuda_mem::ReleaseThreshold::{Bytes, Never};
+    let (pool, control) = (env.pool()?, env.control()?);
+    pool.set_release_threshold(Bytes(1000))?;
+    let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+    control.fail_without_effect("cuMemPoolSetAttribute", 1, unknown);
+    ensure!(pool.raise_release_threshold(Never).is_err());
+    ensure!(pool.release_threshold()? == Bytes(1000));
+    let raised = pool.raise_release_threshold(Bytes(2000))?;
+    ensure!(pool.release_threshold()? == Bytes(2000));
+    drop(raised);
+    ensure!(pool.release_threshold()? == Bytes(1000));
+    Ok(())
+}
+
+#[apply(case)]
+fn a_context_that_could_not_be_released_is_a_failure(env: &Environment) -> Result<()> {
+    let (context, control) = (env.context()?, env.control()?);
+    let before = cuda_mem::base::drop_counts();
+    let release = "cuDevicePrimaryCtxRelease_v2";
+    control.fail(release, 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(context);
+    let after = cuda_mem::base::drop_counts();
+    ensure!((after.failures, after.too_late) == (before.failures + 1, before.too_late));
+    Ok(())
+}
+
+#[apply(case)]
+fn events_beyond_those_that_a_context_keeps_are_destroyed(env: &Environment) -> Result<()> {
+    let (context, stream, control) = (env.context()?, env.stream()?, env.control()?);
+    let before = control.live().events;
+    let completions = (0..200).map(|_| stream.completion());
+    let completions = completions.collect::<cuda_mem::Result<Vec<_>>>()?;
+    drop(completions);
+    let kept = control.live().events - before;
+    ensure!(kept < 100, "{kept} events are kept");
+    drop((context, stream));
+    ensure!(control.live().events <= before, "{:?}", control.live());
     Ok(())
 }
