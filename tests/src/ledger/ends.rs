@@ -5,7 +5,7 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::interop::{CaptureMode, Graph};
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
-use cuda_mem::memory::DeviceVec;
+use cuda_mem::memory::{DeviceVec, StatisticsAdaptor};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Resource};
 
@@ -97,6 +97,7 @@ fn every_end_is_noted(env: &Environment) -> Result<()> {
         vec.extend_from_slice(&[2; 1000])?;
         vec.shrink_to_fit()?;
         drop(vec.into_buffer());
+        drop(DeviceVec::<u8>::with_capacity_in(&resource, &stream, 100)?);
         {
             let mut lent = make()?;
             lent.on(&other)?.fill(1)?;
@@ -140,18 +141,24 @@ fn a_buffer_that_cannot_be_freed_stays_listed(env: &Environment) -> Result<()> {
     let control = env.control()?;
     let (stream, pool) = (env.stream()?, env.pool()?);
     let resource = Resource::from(env.pool()?);
+    let adapted = Resource::new(StatisticsAdaptor::new(env.pool()?));
     for level in LEVELS {
-        for from_resource in [false, true] {
+        for way in 0..3 {
             begin(level);
-            let buffer = if from_resource {
-                resource.alloc::<u8>(&stream, 100)?
-            } else {
-                pool.alloc::<u8>(&stream, 100)?
+            let buffer = match way {
+                0 => pool.alloc::<u8>(&stream, 100)?,
+                1 => resource.alloc::<u8>(&stream, 100)?,
+                _ => adapted.alloc::<u8>(&stream, 100)?,
             };
             let line = Ledger::report().groups[0].origin;
             control.reset();
             control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
-            let failed = buffer.free().expect_err("the simulator was told to");
+            let freed = match way {
+                2 => buffer.free_after([&stream]),
+                _ => buffer.free(),
+            };
+            let failed = freed.expect_err("the simulator was told to");
+            ensure!(failed.object.is_some(), "it did not come back");
             let report = Ledger::report();
             ensure!((report.count(), report.bytes()) == (1, 100), "{report}");
             ensure!(report.groups[0].origin == line, "{report}");
@@ -162,16 +169,46 @@ fn a_buffer_that_cannot_be_freed_stays_listed(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+#[apply(case_of_sim)]
+fn a_pool_that_cannot_be_closed_stays_listed_on_its_device(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    for level in LEVELS {
+        // The question whether it is in use, and the end itself.
+        for function in ["cuMemPoolTrimTo", "cuMemPoolDestroy"] {
+            begin(level);
+            let pool = env.shareable_pool()?;
+            control.reset();
+            control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+            let failed = pool.close().expect_err("the simulator was told to");
+            ensure!(
+                failed.error.function() == Some(function),
+                "{}",
+                failed.error
+            );
+            let report = Ledger::report();
+            ensure!(report.count() == 1, "{report}");
+            if level == LedgerLevel::Origins {
+                ensure!(report.groups[0].device == Some(env.device()?), "{report}");
+            }
+            drop(failed);
+            Ledger::report().require_empty()?;
+        }
+    }
+    Ok(())
+}
+
 #[apply(case_alone)]
 fn memory_that_waits_for_a_capture_stays_listed(env: &Environment) -> Result<()> {
     env.need(11, 4)?;
-    let (stream, pool) = (env.stream()?, env.pool()?);
+    let (stream, other, pool) = (env.stream()?, env.stream()?, env.pool()?);
     for level in LEVELS {
         begin(level);
         let buffer = pool.alloc::<u8>(&stream, 100)?;
         let mut during = (0, 0);
-        let (graph, ()) = stream.capture(CaptureMode::ThreadLocal, |_| {
+        let (graph, ()) = stream.capture(CaptureMode::Relaxed, |_| {
             drop(buffer);
+            // Looks at what waits, in vain.
+            other.synchronize()?;
             during = sum(LedgerKind::Buffer);
             Ok(())
         })?;

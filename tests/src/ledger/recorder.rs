@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::ledger::{Origin, Recorder, Recording, TraceAction, TraceEntry};
 use cuda_mem::memory::RecordingAdaptor;
+use cuda_mem::sys::CUresult;
 use cuda_mem::{ErrorKind, MemoryPool, Resource};
 
 use crate::environment::Environment;
@@ -62,6 +63,55 @@ fn a_pool_records_requests_with_stream_thread_and_line(env: &Environment) -> Res
         let last = reserved.last().context("the pool held something")?;
         ensure!(last.bytes == pool.stats()?.reserved.current, "{reserved:?}");
     }
+    Ok(())
+}
+
+#[apply(case)]
+fn a_pool_records_what_it_holds_when_that_changes(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let stream = env.stream()?;
+    let recorder = Recorder::ring(1000);
+    let pool = MemoryPool::builder(&env.device()?)
+        .record(&recorder)
+        .build()?;
+    ensure!(pool.recorder().is_some() && env.pool()?.recorder().is_none());
+    let first = pool.alloc::<u8>(&stream, 100)?;
+    let second = pool.alloc::<u8>(&stream, 100)?;
+    drop((first, second));
+    stream.synchronize()?;
+    pool.trim_to(0)?;
+    let recording = recorder.recording();
+    let reserved = of(&recording, TraceAction::Reserved);
+    ensure!(reserved.len() == 2, "{reserved:?}");
+    ensure!(
+        reserved[0].bytes > 0 && reserved[1].bytes == 0,
+        "{reserved:?}"
+    );
+    ensure!(
+        of(&recording, TraceAction::Free).len() == 2,
+        "{recording:?}"
+    );
+    Ok(())
+}
+
+#[apply(case_of_sim)]
+fn memory_that_a_recorded_pool_cannot_free_is_recorded_as_before(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let recorder = Recorder::ring(1000);
+    let pool = MemoryPool::builder(&env.device()?)
+        .record(&recorder)
+        .build()?;
+    let buffer = pool.alloc::<u8>(&stream, 100)?;
+    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let failed = buffer.free().expect_err("the simulator was told to");
+    let recording = recorder.recording();
+    let allocated = of(&recording, TraceAction::Allocate);
+    ensure!(allocated.len() == 2, "{recording:?}");
+    let ends = [allocated[0], allocated[1]].map(|it| (it.address, it.bytes, it.stream));
+    ensure!(ends[0] == ends[1], "{recording:?}");
+    ensure!(pool.snapshot()?.blocks().count() == 1, "it is live");
+    drop(failed);
+    ensure!(pool.snapshot()?.blocks().count() == 0);
     Ok(())
 }
 
