@@ -103,3 +103,58 @@ fn what_the_only_cache_freed_is_its_own_when_there_is_a_second() {
     central.note_done(0, 6);
     assert_eq!(central.allocate(100, 1, &counters), Some(0));
 }
+
+/// Between the search and the request, another thread took a part of it, which may be free again since.
+#[test]
+fn a_run_that_was_used_meanwhile_is_not_taken() {
+    let half = PAGE_UNITS as u32 / 2;
+    for is_freed in [false, true] {
+        let mut central = shared();
+        let counters = Counters::default();
+        central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+        let starts = [(); 2].map(|()| central.allocate(half, 1, &counters).expect("room"));
+        for (start, last_use) in starts.iter().zip([LastUse::new(1, 5), LastUse::new(2, 6)]) {
+            central.free(*start, last_use).expect("it is live");
+        }
+        let places = central.run_of_all(2 * half).expect("both halves");
+        let second = central.allocate(half, 2, &counters).expect("its own");
+        assert_eq!(second, starts[1]);
+        if is_freed {
+            central
+                .free(second, LastUse::new(2, 9))
+                .expect("it is live");
+        }
+        assert_eq!(
+            central.allocate_run_at(&places, 2 * half, 0, &counters),
+            None
+        );
+        if is_freed {
+            let places = central.run_of_all(2 * half).expect("both halves");
+            let start = central.allocate_run_at(&places, 2 * half, 0, &counters);
+            assert_eq!(start, Some(0));
+        }
+    }
+}
+
+/// A block in use, a clean one, one of the stream and a clean one: a page across the last two is taken.
+#[test]
+fn what_is_left_of_a_run_keeps_its_last_use() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, 2 * PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let page = PAGE_UNITS as u32;
+    let starts =
+        [50, 100, page, page - 150].map(|size| central.allocate(size, 1, &counters).expect("room"));
+    let last_uses = [LastUse::FREE, LastUse::new(1, 5), LastUse::FREE];
+    for (start, last_use) in starts[1..].iter().zip(last_uses) {
+        central.free(*start, last_use).expect("it is live");
+    }
+    let wanted = Pages {
+        least: PAGE_UNITS,
+        most: PAGE_UNITS,
+    };
+    let pages = central.take_pages(1, wanted).expect("a page");
+    assert_eq!((pages.start, pages.units), (PAGE_UNITS, PAGE_UNITS));
+    assert_eq!(central.allocate(101, 2, &counters), None);
+    assert_eq!(central.allocate(page - 50, 1, &counters), Some(50));
+}
