@@ -4,6 +4,7 @@ use std::alloc::Layout;
 
 use anyhow::{Result, ensure};
 use cuda_mem::arena::{ArenaStats, SleepContents};
+use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource};
 use cuda_mem_tests::environment::Environment;
@@ -27,6 +28,17 @@ fn an_arena_keeps_memory_of_a_block_that_was_never_freed(env: &Environment) -> R
     Ok(())
 }
 
+/// Bytes that the recorder knows as the arena's memory.
+fn recorded_bytes(recorder: &Recorder) -> u64 {
+    let recording = recorder.recording();
+    let entries = recording.entries().iter();
+    entries.fold(0, |held, entry| match entry.action {
+        TraceAction::Map => held + entry.bytes,
+        TraceAction::Unmap => held - entry.bytes,
+        _ => held,
+    })
+}
+
 /// Each driver call of an arena that falls asleep or wakes fails once: nothing is lost, and the next try succeeds.
 #[apply(case)]
 fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
@@ -42,7 +54,9 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
         "cuMemcpyHtoDAsync_v2",
     ];
     for (function, nth) in calls.into_iter().flat_map(|call| [(call, 1), (call, 2)]) {
-        let arena = Arena::builder(&env.device()?).build()?;
+        let recorder = Recorder::ring(1000);
+        let builder = Arena::builder(&env.device()?).record(&recorder);
+        let arena = builder.build()?;
         let resource = Resource::from(arena.clone());
         let mut blocks = Vec::new();
         for number in 0..3_u8 {
@@ -54,6 +68,8 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
         control.fail_without_effect(function, nth, unknown);
         // SAFETY: nothing uses the blocks before the arena is awake.
         let mut slept = unsafe { arena.sleep(SleepContents::Keep) }.map(drop);
+        let (recorded, held) = (recorded_bytes(&recorder), arena.stats().reserved);
+        ensure!(recorded == held, "{function} {nth}: {recorded}, not {held}");
         let mut woken = arena.wake();
         ensure!(
             slept.is_err() != woken.is_err(),
@@ -77,6 +93,11 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
             "{function} {nth}: {slept:?}, {woken:?}"
         );
         let after = arena.stats();
+        let recorded = recorded_bytes(&recorder);
+        ensure!(
+            recorded == after.reserved,
+            "{function} {nth}: {recorded}, not {after}"
+        );
         let sums = |stats: &ArenaStats| (stats.reserved, stats.asleep, stats.live);
         ensure!(
             sums(&after) == sums(&before),
@@ -140,6 +161,92 @@ fn a_move_within_an_arena_that_fails_loses_nothing(env: &Environment) -> Result<
             let left = (live.mappings, live.physical_allocations, stats.reserved);
             ensure!(left == (0, 0, 0), "{function} {nth}: {live:?}, {stats}");
         }
+    }
+    Ok(())
+}
+
+/// A piece of a growth fails after others: these go back, and their addresses come next.
+#[apply(case)]
+fn a_growth_that_fails_halfway_takes_nothing(env: &Environment) -> Result<()> {
+    const LARGE: usize = 150 << 20;
+    let control = env.control()?;
+    let stream = env.stream()?;
+    let mut expected = None;
+    for function in ["", "cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+        // An arena with a limit grows in small pieces.
+        let builder = Arena::builder(&env.device()?).max_bytes(1 << 30);
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        let small = resource.alloc::<u8>(&stream, 1000)?;
+        let before = (arena.stats().reserved, control.live().mappings);
+        if !function.is_empty() {
+            control.fail_without_effect(function, 3, CUresult::CUDA_ERROR_UNKNOWN);
+            let failed = resource.alloc::<u8>(&stream, LARGE);
+            ensure!(failed.is_err(), "{function}: {}", arena.stats());
+            control.clear_faults();
+            let after = (arena.stats().reserved, control.live().mappings);
+            ensure!(after == before, "{function}: {before:?}, then {after:?}");
+        }
+        let mut large = resource.alloc::<u8>(&stream, LARGE)?;
+        large.fill(1)?;
+        let reserved = arena.stats().reserved;
+        ensure!(
+            *expected.get_or_insert(reserved) == reserved,
+            "{function}: {}",
+            arena.stats()
+        );
+        drop((small, large));
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        let live = control.live();
+        let left = (live.mappings, live.physical_allocations);
+        ensure!(left == (0, 0), "{function}: {live:?}");
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_that_an_arena_cannot_release_at_its_end_is_told(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&stream, 8 << 20)?);
+    stream.synchronize()?;
+    let failures = cuda_mem::base::drop_counts().failures;
+    control.fail_without_effect("cuMemUnmap", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(arena);
+    control.clear_faults();
+    let failures = cuda_mem::base::drop_counts().failures - failures;
+    ensure!(failures == 1, "{failures} failures");
+    Ok(())
+}
+
+/// The second free is seen when the block goes back among its neighbours, which later frees cause.
+#[apply(case)]
+fn a_block_that_was_freed_twice_is_told(env: &Environment) -> Result<()> {
+    const COUNT: usize = 40;
+    let stream = env.stream()?;
+    for (bytes, elsewhere) in [(1000, false), (1000, true), (8 << 20, false)] {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let layout = Layout::from_size_align(bytes, 256)?;
+        let blocks = (0..COUNT).map(|_| arena.allocate(layout, &stream));
+        let mut blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+        blocks.insert(COUNT / 2, blocks[COUNT / 2]);
+        let failures = cuda_mem::base::drop_counts().failures;
+        let free_all = || {
+            blocks.iter().try_for_each(|address| {
+                // SAFETY: nothing uses the memory; the arena is to notice the second free.
+                unsafe { arena.deallocate(*address, layout, &stream) }
+            })
+        };
+        if elsewhere {
+            let freed = std::thread::scope(|scope| scope.spawn(free_all).join());
+            freed.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        } else {
+            free_all()?;
+        }
+        let failures = cuda_mem::base::drop_counts().failures - failures;
+        ensure!(failures == 1, "{bytes}, {elsewhere}: {failures} failures");
     }
     Ok(())
 }
