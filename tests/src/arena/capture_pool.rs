@@ -221,3 +221,32 @@ fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(env: &Environment) -> 
     ensure!(pool.live_bytes() == 0, "{} bytes", pool.live_bytes());
     Ok(())
 }
+
+#[apply(case_alone)]
+fn a_graph_keeps_the_memory_of_two_pools(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let pools = [arena.capture_pool()?, arena.capture_pool()?];
+    let (graph, left) = stream.capture(CaptureMode::ThreadLocal, |capture| {
+        let mut left = Vec::new();
+        for (value, pool) in (1_u32..).zip(&pools) {
+            let mut block = capture.alloc_alone_from::<u32>(pool, LEN)?;
+            block.as_mut_slice().fill(value)?;
+            left.push(block.persist());
+        }
+        Ok(left)
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    let live = arena.stats().live;
+    drop(pools);
+    ensure!(arena.stats().live == live, "{}", arena.stats());
+    exec.launch(&stream)?;
+    for (value, left) in (1_u32..).zip(&left) {
+        check(&mut exec, left, value)?;
+    }
+    drop(exec);
+    stream.synchronize()?;
+    ensure!(arena.stats().live == 0, "{}", arena.stats());
+    Ok(())
+}

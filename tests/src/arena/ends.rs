@@ -67,9 +67,10 @@ fn a_cache_whose_end_is_unknown_goes_to_nobody(env: &Environment) -> Result<()> 
     let own = context.per_thread_stream();
     let other = env.stream()?;
     let first_hold = hold(&own)?;
-    drop(resource.alloc::<u8>(&own, 8 * MIB)?);
-    // Sets a mark in the thread's stream.
-    let waits = resource.alloc::<u8>(&other, 6 * MIB)?;
+    drop(resource.alloc::<u8>(&own, 40 * MIB)?);
+    // Sets a mark in the thread's stream. A smaller request would make the arena grow.
+    let waits = resource.alloc::<u8>(&other, 36 * MIB)?;
+    ensure!(arena.stats().waits == 1, "no mark: {}", arena.stats());
     let last = resource.alloc::<u8>(&own, 1000)?;
     let place = (last.as_raw(), 1000);
     let second_hold = hold_behind(&own)?;

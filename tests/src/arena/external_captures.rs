@@ -1,6 +1,6 @@
 //! Graphs that other code captures, with memory of an arena.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
@@ -117,5 +117,49 @@ fn a_dropped_pool_leaks_rather_than_reuses(env: &Environment) -> Result<()> {
     ensure!(arena.stats().live == held, "{}", arena.stats());
     let buffer = arena.alloc::<u8>(&stream, BYTES)?;
     ensure!(buffer.as_raw() != address);
+    Ok(())
+}
+
+/// A pool takes a share of what it holds, so that it seldom has to.
+#[apply(case)]
+fn a_pool_takes_less_where_there_is_less(env: &Environment) -> Result<()> {
+    const MIB: usize = 1 << 20;
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let pool = arena.external_capture_pool()?;
+    pool.allocate(64 * MIB, &stream)?;
+    arena.set_max_bytes(arena.stats().reserved);
+    // What is left of the arena, but for one piece.
+    let mut others = Vec::new();
+    while let Ok(block) = resource.alloc::<u8>(&stream, 2 * MIB) {
+        others.push(block);
+    }
+    arena.set_max_bytes(arena.stats().reserved + (2 << 20));
+    let held = pool.held_bytes();
+    pool.allocate(MIB, &stream)?;
+    ensure!(pool.held_bytes() == held + (2 << 20), "{pool:?}");
+    // SAFETY: nothing was captured with its memory.
+    unsafe { pool.release() };
+    Ok(())
+}
+
+#[apply(case)]
+fn threads_own_streams_share_no_free_memory(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let pool = arena.external_capture_pool()?;
+    let own = context.per_thread_stream();
+    let of_own = pool.allocate(1000, &own)?;
+    // SAFETY: nothing uses it.
+    unsafe { pool.deallocate(of_own, &own) }?;
+    let elsewhere = std::thread::scope(|scope| {
+        let allocate = || pool.allocate(1000, &context.per_thread_stream());
+        scope.spawn(allocate).join()
+    });
+    let elsewhere = elsewhere.map_err(|_| anyhow!("the thread panicked"))??;
+    ensure!(elsewhere != of_own, "{pool:?}");
+    // SAFETY: nothing was captured with its memory.
+    unsafe { pool.release() };
     Ok(())
 }

@@ -235,8 +235,10 @@ fn growth_stays_within_its_addresses(env: &Environment) -> Result<()> {
     let mut kept = Vec::new();
     // A part of the device at a time, and what keeps its end.
     let part = (total / 8) >> 21 << 21;
+    let mut first = u64::MAX;
     let left = loop {
         let (large, _) = take(part)?;
+        first = first.min(large.as_raw());
         let (small, left) = take(32 << 20)?;
         drop(large);
         kept.push(small);
@@ -249,6 +251,13 @@ fn growth_stays_within_its_addresses(env: &Environment) -> Result<()> {
     let (_large, left) = take(left - (4 << 20))?;
     ensure!(left == 4 << 20, "{left} bytes of addresses are left");
     let _last = resource.alloc::<u8>(&stream, 3 * MIB)?;
+    // No address is left behind the last one, and those that were given back are used again.
+    let again = resource.alloc::<u8>(&stream, part as usize)?;
+    ensure!(
+        (first..first + total).contains(&again.as_raw()),
+        "{:#x} is not in the {total} bytes from {first:#x}",
+        again.as_raw()
+    );
     Ok(())
 }
 
@@ -265,7 +274,24 @@ fn a_block_takes_little_of_the_host(env: &Environment) -> Result<()> {
         let blocks = (0..count).map(|_| resource.alloc::<u8>(&stream, bytes));
         let blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
         let each = arena.free_space().bookkeeping / blocks.len() as u64;
-        ensure!(each <= 96, "{bytes} bytes: {each} of the host for a block");
+        ensure!(
+            (16..=96).contains(&each),
+            "{bytes} bytes: {each} of the host for a block"
+        );
+    }
+    Ok(())
+}
+
+/// A growth takes more than it must only where there is more.
+#[apply(case)]
+fn the_last_bytes_that_an_arena_may_hold_are_served(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for (max, asked) in [(2, 2), (4, 3), (40, 40)] {
+        let builder = Arena::builder(&env.device()?).max_bytes(max << 20);
+        let arena = builder.build()?;
+        let block = arena.alloc::<u8>(&stream, asked * MIB)?;
+        ensure!(arena.stats().reserved <= max << 20, "{}", arena.stats());
+        drop(block);
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ mod log;
 mod medium;
 mod moves;
 mod moves_back;
+mod numbers;
 mod parked;
 mod program;
 mod rules;

@@ -59,6 +59,7 @@ fn free_memory_moves_where_a_large_request_needs_it(env: &Environment) -> Result
         spots::write(&mut large, 100)?;
         let after = arena.stats();
         ensure!(after.reserved == before.reserved, "{before}; {after}");
+        ensure!(after.grown == before.grown, "{before:?}; {after:?}");
         ensure!(after.moved >= before.moved + 4, "{before:?}; {after:?}");
         for (number, block) in (1..).step_by(2).zip(&kept) {
             spots::have(block, number)?;

@@ -158,3 +158,53 @@ fn addresses_that_memory_left_serve_other_memory(env: &Environment) -> Result<()
     ensure!(arena.stats().reserved == 0, "{}", arena.stats());
     Ok(())
 }
+
+/// Memory went back from there, and is still mapped there.
+#[apply(case)]
+fn an_arena_grows_where_moved_memory_was(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
+    let resource = Resource::from(arena.clone());
+    let behind = block(&resource, &stream, 3, 101)?;
+    blocks[3] = None;
+    blocks[5] = None;
+    stream.synchronize()?;
+    let large = block(&resource, &stream, 3, 102)?;
+    let moved = arena.stats();
+    stream.synchronize()?;
+    // The memory that is free behind the row goes, and its addresses come next.
+    arena.trim_to(0)?;
+    let more = block(&resource, &stream, 4, 103)?;
+    let stats = arena.stats();
+    ensure!(stats.moved == moved.moved, "{stats:?}");
+    let end = behind.as_raw() + 3 * PIECE as u64;
+    ensure!(more.as_raw() == end, "{:#x}, not {end:#x}", more.as_raw());
+    for (block, number) in [(&behind, 101), (&large, 102), (&more, 103)] {
+        spots::have(block, number).with_context(|| format!("block {number}"))?;
+    }
+    look_at(&blocks)
+}
+
+/// Addresses that memory left can be pinned once there is memory again.
+#[apply(case)]
+fn memory_that_came_back_can_be_pinned(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
+    let resource = Resource::from(arena.clone());
+    let left = blocks[1].as_ref().map(|block| block.as_raw());
+    let left = left.context("no block")? + PIECE as u64;
+    ensure!(arena.pin(left, 1).is_err(), "its memory has moved away");
+    move_back(&arena, &stream, &mut blocks)?;
+    let row = blocks[1].as_ref().map(|block| block.as_raw());
+    let row = row.context("no block")? + 2 * PIECE as u64;
+    drop(arena.pin(row, 3 * PIECE as u64)?);
+    // The same after all was given back.
+    drop(blocks);
+    stream.synchronize()?;
+    arena.trim_to(0)?;
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    let again = block(&resource, &stream, 9, 104)?;
+    let first = row - 3 * PIECE as u64;
+    ensure!(again.as_raw() == first, "not where the arena began");
+    let pin = arena.pin(again.as_raw(), 9 * PIECE as u64)?;
+    ensure!(pin.range() == (again.as_raw()..again.as_raw() + 9 * PIECE as u64));
+    Ok(())
+}

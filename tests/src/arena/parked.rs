@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
+use super::ends::overlap;
 use super::log::fill;
 use super::spots;
 use super::streams::borrowed;
@@ -252,5 +253,79 @@ fn a_block_parked_on_another_stream_comes_back(env: &Environment) -> Result<()> 
     }
     let stats = arena.stats();
     ensure!(stats.reserved <= 16 << 20, "{stats}");
+    Ok(())
+}
+
+/// A block that its stream waited for is that stream's from the wait on, and not from the free on, which the host has seen.
+#[apply(case)]
+fn what_a_stream_waited_for_is_not_done_before_it(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?)
+        .reuse(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
+        .max_bytes(64 << 20)
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, user, third) = (env.stream()?, env.stream()?, env.stream()?);
+    let _small = resource.alloc::<u8>(&third, 1000)?;
+    let block = resource.alloc::<u8>(&own, 48 * MIB)?;
+    let place = (block.as_raw(), 48 * MIB);
+    user.wait_for(&own)?;
+    let held = hold(&user)?;
+    fill(&user, block.as_raw(), 48 * MIB / 4, 7)?;
+    block.free_after([&user])?;
+    own.synchronize()?;
+    let first = resource.alloc::<u8>(&own, 20 * MIB)?;
+    let mut other = resource.alloc::<u8>(&third, 24 * MIB)?;
+    spots::write(&mut other, 9)?;
+    let stats = arena.stats();
+    drop(held);
+    ensure!(overlap(place, (other.as_raw(), 24 * MIB)), "{stats}");
+    ensure!(stats.waits == 2, "the third stream does not wait: {stats}");
+    spots::have(&other, 9)?;
+    drop(first);
+    Ok(())
+}
+
+/// Another stream could only wait for one of the two that may still use it.
+#[apply(case)]
+fn no_other_stream_takes_a_parked_block(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, user, third) = (env.stream()?, env.stream()?, env.stream()?);
+    let _small = resource.alloc::<u8>(&third, 1000)?;
+    let block = resource.alloc::<u8>(&own, 48 * MIB)?;
+    let place = (block.as_raw(), 48 * MIB);
+    let held = hold(&user)?;
+    own.wait_for(&user)?;
+    block.free_after([&user])?;
+    let other = resource.alloc::<u8>(&third, 40 * MIB)?;
+    let stats = arena.stats();
+    drop(held);
+    ensure!(!overlap(place, (other.as_raw(), 40 * MIB)), "{stats}");
+    ensure!(stats.waits == 0, "{stats}");
+    Ok(())
+}
+
+/// The block is of another stream's pages, and that stream is not ordered after the one that freed it.
+#[apply(case)]
+fn a_parked_block_comes_back_after_the_stream_that_freed_it(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, freeing, user) = (env.stream()?, env.stream()?, env.stream()?);
+    let mut block = resource.alloc::<u8>(&own, 1000)?;
+    let address = block.as_raw();
+    block.set_stream(&freeing)?;
+    let held = hold(&freeing)?;
+    block.free_after([&user])?;
+    // More than a page has, so that all that is done is found.
+    let blocks = (0..600).map(|_| resource.alloc::<u8>(&own, 1000));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let space = arena.free_space();
+    drop(held);
+    ensure!(space.pending == 1024, "{space:?}");
+    ensure!(blocks.iter().all(|block| block.as_raw() != address));
     Ok(())
 }

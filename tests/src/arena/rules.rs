@@ -137,6 +137,7 @@ fn a_stream_waits_rather_than_that_the_arena_grows(env: &Environment) -> Result<
     let mut other = scene.on_b(20 * MIB)?;
     let stats = scene.arena.stats();
     ensure!((stats.waits > 0, stats.grown) == (true, 1), "{stats}");
+    ensure!(stats.taken_over == 1, "{stats}");
     ensure!(
         overlap(place, (other.as_raw(), 20 * MIB)),
         "not what came free"

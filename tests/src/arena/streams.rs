@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, ReleaseThreshold, Resource, ReusePolicy, Stream};
 
+use super::ends::overlap;
 use crate::environment::Environment;
 use crate::hold::hold;
 
@@ -138,5 +139,97 @@ fn a_wait_gives_back_what_other_streams_freed(env: &Environment) -> Result<()> {
     }
     let stats = arena.stats();
     ensure!(stats.reserved == 0, "{stats}");
+    Ok(())
+}
+
+/// A stream ends with its last handle: what is freed through that is not done because the first one has ended.
+#[apply(case)]
+fn a_stream_lives_as_long_as_one_of_its_handles(env: &Environment) -> Result<()> {
+    // Stream ids.
+    env.need(12, 0)?;
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let (first, last) = (borrowed(&stream), borrowed(&stream));
+    drop(resource.alloc::<u8>(&first, MIB)?);
+    let block = resource.alloc::<u8>(&last, 8 * MIB)?;
+    let place = (block.as_raw(), 8 * MIB);
+    stream.synchronize()?;
+    drop(first);
+    let held = hold(&stream)?;
+    drop(block);
+    let meanwhile = resource.alloc::<u8>(&other, 8 * MIB)?;
+    ensure!(
+        !overlap(place, (meanwhile.as_raw(), 8 * MIB)),
+        "the stream may still use it: {}",
+        arena.stats()
+    );
+    drop(held);
+    stream.synchronize()?;
+    drop(last);
+    // Now it has ended, and another one gets its cache.
+    let next = env.stream()?;
+    drop(resource.alloc::<u8>(&next, 1000)?);
+    ensure!(arena.stats().streams == 2, "{}", arena.stats());
+    Ok(())
+}
+
+/// The cache of a stream that ended goes to one other stream.
+#[apply(case)]
+fn two_streams_never_share_a_cache(env: &Environment) -> Result<()> {
+    // Stream ids.
+    env.need(12, 0)?;
+    let _calm = env.shared();
+    for comes_back in [false, true] {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let stream = env.stream()?;
+        let held = hold(&stream)?;
+        drop(resource.alloc::<u8>(&borrowed(&stream), 8 * MIB)?);
+        // The first takes the cache over, behind the work that the stream still has.
+        let first = if comes_back {
+            borrowed(&stream)
+        } else {
+            env.stream()?
+        };
+        let second = env.stream()?;
+        let of_first = resource.alloc::<u8>(&first, 8 * MIB)?;
+        let place = (of_first.as_raw(), 8 * MIB);
+        let of_second = resource.alloc::<u8>(&second, 1000)?;
+        ensure!(arena.stats().streams == 2, "{}", arena.stats());
+        drop(of_first);
+        let other = resource.alloc::<u8>(&second, 8 * MIB)?;
+        ensure!(
+            !overlap(place, (other.as_raw(), 8 * MIB)),
+            "the first stream may still use it: {}",
+            arena.stats()
+        );
+        drop((held, of_second));
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn many_streams_have_caches_of_their_own(env: &Environment) -> Result<()> {
+    const COUNT: usize = 70;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let streams = (0..COUNT).map(|_| env.stream());
+    let streams = streams.collect::<Result<Vec<_>>>()?;
+    let mut blocks = Vec::new();
+    for (number, stream) in (0_u8..).zip(&streams) {
+        let mut block = resource.alloc::<u8>(stream, 1000)?;
+        block.fill(number)?;
+        blocks.push(block);
+    }
+    ensure!(arena.stats().streams == COUNT as u64, "{}", arena.stats());
+    for (number, block) in (0_u8..).zip(&blocks) {
+        ensure!(block.to_vec()? == vec![number; 1000], "block {number}");
+    }
+    let last = blocks.pop().map(|block| block.as_raw());
+    let again = resource.alloc::<u8>(&streams[COUNT - 1], 1000)?;
+    ensure!(Some(again.as_raw()) == last, "{}", arena.stats());
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::memory::{DirectResource, MemoryProperties};
 use cuda_mem::{Arena, DeviceBuffer, Error, ErrorKind, MemoryResource, Resource, Stream};
 
@@ -206,6 +207,8 @@ fn a_block_that_comes_again_at_once_is_not_lost(env: &Environment) -> Result<()>
 enum Mood {
     Good,
     Refuses,
+    /// As if a capture forbade it.
+    IsCaptured,
     PanicsWhenAsked,
     /// When the memory is free already.
     PanicsWhenGiven,
@@ -261,6 +264,9 @@ unsafe impl MemoryResource for Moody {
         if self.mood() == Mood::Refuses {
             return Err(Error::new(ErrorKind::NotPermitted, "not now"));
         }
+        if self.mood() == Mood::IsCaptured {
+            return Err(Error::new(ErrorKind::Capturing, "not in a capture"));
+        }
         // SAFETY: the caller's.
         unsafe { self.direct.deallocate(address, layout, stream) }?;
         self.freed.fetch_add(1, Ordering::SeqCst);
@@ -286,7 +292,10 @@ fn moody(env: &Environment) -> Result<(Arc<Moody>, Arena)> {
 #[apply(case)]
 fn memory_that_the_upstream_refuses_stays_usable(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
-    let (below, arena) = moody(env)?;
+    let (below, _) = moody(env)?;
+    let recorder = Recorder::ring(1000);
+    let builder = Arena::builder_over(Arc::clone(&below)).record(&recorder);
+    let arena = builder.build()?;
     let resource = Resource::from(arena.clone());
     let stream = env.stream()?;
     for bytes in [1000, 8 * MIB] {
@@ -306,6 +315,14 @@ fn memory_that_the_upstream_refuses_stays_usable(env: &Environment) -> Result<()
         (after.reserved, after.released) == (before.reserved, before.released),
         "{before}, then {after}"
     );
+    let recording = recorder.recording();
+    let mapped = recording.entries().iter().map(|entry| match entry.action {
+        TraceAction::Map => entry.bytes.cast_signed(),
+        TraceAction::Unmap => -entry.bytes.cast_signed(),
+        _ => 0,
+    });
+    let mapped: i64 = mapped.sum();
+    ensure!(mapped == after.reserved.cast_signed(), "{mapped}: {after}");
     let mut buffer = resource.alloc::<u8>(&stream, 8 * MIB)?;
     buffer.fill(4)?;
     ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 4));
@@ -383,4 +400,25 @@ fn an_upstream_is_asked_for_shares(env: &Environment) -> Result<()> {
     ensure!(stats.grown < 100, "{} growths", stats.grown);
     drop(blocks);
     Ok(())
+}
+
+#[apply(case)]
+fn what_a_capture_refuses_is_released_after_it(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (below, arena) = moody(env)?;
+    let stream = env.stream()?;
+    drop(arena.alloc::<u8>(&stream, MIB)?);
+    stream.synchronize()?;
+    below.set(Mood::IsCaptured);
+    drop(arena);
+    ensure!(below.counts() == (1, 0), "{:?}", below.counts());
+    below.set(Mood::Good);
+    for _ in 0..100 {
+        // What was refused is tried again, but not each time.
+        stream.context().synchronize()?;
+        if below.counts() == (1, 1) {
+            return Ok(());
+        }
+    }
+    Err(anyhow!("it is left: {:?}", below.counts()))
 }
