@@ -320,6 +320,7 @@ fn a_parked_block_comes_back_after_the_stream_that_freed_it(env: &Environment) -
     block.set_stream(&freeing)?;
     let held = hold(&freeing)?;
     block.free_after([&user])?;
+    user.synchronize()?;
     // More than a page has, so that all that is done is found.
     let blocks = (0..600).map(|_| resource.alloc::<u8>(&own, 1000));
     let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;

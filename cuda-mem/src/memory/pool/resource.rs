@@ -52,10 +52,7 @@ unsafe impl MemoryResource for Pool {
             .and_then(|recorded| Some((recorded, recorded.frees(address, layout.size(), stream)?)));
         // SAFETY: the address is this pool's and the caller's to free in this stream.
         let freed = match unsafe { free(address, stream) } {
-            Ok(()) => {
-                stream.release_deferred();
-                return Ok(());
-            }
+            Ok(()) => return Ok(()),
             // SAFETY: as above, and the error had no effect.
             Err(error) => unsafe {
                 free_otherwise(address, stream, error, || {
