@@ -10,7 +10,7 @@ use crate::environment::{Environment, MIB, OK, cu, name};
 use crate::ipc::{DESCRIPTOR, export, own, shared_pool};
 use crate::vmm::{STEP, prop, release, try_create};
 
-/// Runs something while this process can open only so many more descriptors.
+/// Runs `what` while this process can open only `left` more descriptors.
 fn with_descriptors<T>(left: usize, what: impl FnOnce() -> T) -> Result<T> {
     let mut usual = libc::rlimit {
         rlim_cur: 0,
@@ -39,7 +39,7 @@ fn with_descriptors<T>(left: usize, what: impl FnOnce() -> T) -> Result<T> {
     Ok(outcome)
 }
 
-/// The name of the answer to an export with so many descriptors left.
+/// The driver's answer to an export while the process can open `left` more descriptors.
 fn export_with(env: &Environment, pool: CUmemoryPool, left: usize) -> Result<String> {
     let (code, handle) = with_descriptors(left, || export(env, pool, DESCRIPTOR, 0))?;
     if code == OK {
@@ -48,8 +48,8 @@ fn export_with(env: &Environment, pool: CUmemoryPool, left: usize) -> Result<Str
     Ok(name(code))
 }
 
-/// An allocation from the pool, and its free.
-fn is_used(env: &Environment, pool: CUmemoryPool) -> Result<()> {
+/// Allocates from the pool, frees and waits.
+fn use_once(env: &Environment, pool: CUmemoryPool) -> Result<()> {
     let stream = env.stream()?;
     let block = env.alloc(pool, MIB, stream)?;
     env.free(block, stream)?;
@@ -64,13 +64,13 @@ pub(crate) fn pools(env: &Environment) -> Result<()> {
                     let pool = shared_pool(env)?;
                     match earlier {
                         ", exported before" => drop(own(export(env, pool, DESCRIPTOR, 0).1)),
-                        ", used before" => is_used(env, pool)?,
+                        ", used before" => use_once(env, pool)?,
                         _ => {}
                     }
                     let first = export_with(env, pool, left)?;
                     let then = match end {
                         "exported again" => export_with(env, pool, 8)?,
-                        "used" => is_used(env, pool).is_ok().to_string(),
+                        "used" => use_once(env, pool).is_ok().to_string(),
                         "trimmed" => name(cu!(env, cuMemPoolTrimTo(pool, 0))),
                         "destroyed" => name(cu!(env, cuMemPoolDestroy(pool))),
                         _ => String::new(),
@@ -83,7 +83,7 @@ pub(crate) fn pools(env: &Environment) -> Result<()> {
     env.alone("another pool beside one that failed", || {
         let failed = export_with(env, shared_pool(env)?, 0)?;
         let other = shared_pool(env)?;
-        is_used(env, other)?;
+        use_once(env, other)?;
         let exported = export_with(env, other, 8)?;
         let destroyed = name(cu!(env, cuMemPoolDestroy(other)));
         Ok(format!("{failed}, {exported}, {destroyed}"))

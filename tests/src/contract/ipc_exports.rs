@@ -10,7 +10,7 @@ use cuda_mem::mapped::PhysicalMemory;
 
 use crate::environment::Environment;
 
-/// Runs something while this process can open only so many more descriptors.
+/// Runs `what` while this process can open only `left` more descriptors.
 fn with_descriptors<T>(left: usize, what: impl FnOnce() -> T) -> Result<T> {
     let mut usual = libc::rlimit {
         rlim_cur: 0,

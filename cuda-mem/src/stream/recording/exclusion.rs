@@ -352,7 +352,7 @@ mod tests {
         let table = Table::default();
         let (default, other) = (ptr::null_mut(), ptr::without_provenance_mut(0x5000));
         for (stream, idle) in [(default, other), (other, default)] {
-            let work = exclude_captures(&table, stream).expect("nobody records");
+            let work = exclude_captures(&table, stream).expect("no stream is captured");
             assert!(is_held(stream) && !is_held(idle));
             drop(work);
             assert!(!is_held(stream));

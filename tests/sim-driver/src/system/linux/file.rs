@@ -144,7 +144,7 @@ pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
     }
 }
 
-/// How many more handles this process can open now, up to so many.
+/// The number of handles that this process can still open, counted up to `most`.
 pub(crate) fn openable(most: usize) -> usize {
     let opened: Vec<File> = (0..most)
         .map_while(|_| File::open("/dev/null").ok())

@@ -33,7 +33,7 @@ pub(crate) const SHARED_HANDLE: u32 = 2;
 /// The kind of the other system.
 pub(crate) const FOREIGN_HANDLE: u32 = 1;
 
-/// How many more handles this process can open now, up to so many: nobody limits them.
+/// The number of handles that this process can still open, counted up to `most`. Windows sets no limit.
 pub(crate) fn openable(most: usize) -> usize {
     most
 }
