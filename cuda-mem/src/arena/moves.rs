@@ -277,3 +277,44 @@ impl Inner {
         bytes.div_ceil(GRANULE)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Growths up to the next one that searches, which is counted too.
+    fn growths(moves: &Moves) -> Option<u32> {
+        (1..1000).find(|_| moves.is_due())
+    }
+
+    #[test]
+    fn searches_in_vain_become_rare_but_do_not_end() {
+        for (longest, rests) in [
+            (LONGEST_REST, [2, 4, 8, 16, 32, 64, 64, 64]),
+            (LONGEST_REST_WITH_WAITS, [2, 4, 4, 4, 4, 4, 4, 4]),
+        ] {
+            let moves = Moves::default();
+            for vain in 0..=PATIENCE {
+                assert_eq!(moves.are_likely(), vain < PATIENCE);
+                assert_eq!(growths(&moves), Some(1), "after {vain} in vain");
+                moves.tried(false, longest);
+            }
+            for rest in rests {
+                assert_eq!(growths(&moves), Some(rest));
+                moves.tried(false, longest);
+            }
+            growths(&moves);
+            moves.tried(true, longest);
+            assert!(moves.are_likely());
+            assert_eq!(growths(&moves), Some(1));
+        }
+    }
+
+    #[test]
+    fn after_a_wait_in_vain_growths_neither_search_nor_wait() {
+        let moves = Moves::default();
+        moves.give_up();
+        assert!(!moves.are_likely());
+        assert_eq!(growths(&moves), Some((1 << LONGEST_REST) + 1));
+    }
+}

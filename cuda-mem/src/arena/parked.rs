@@ -76,20 +76,14 @@ impl Inner {
         others.sort_unstable();
         others.dedup();
         others.retain(|other| *other != id);
-        let epoch = epoch::now();
-        let mut state = self.slow_state();
-        state
-            .streams
-            .iter_mut()
-            .for_each(|progress| progress.note_waits());
-        others.retain(|other| state.streams[*other as usize].done() < epoch);
         if others.is_empty() {
-            drop(state);
             if self.backing.observer.is_on() {
                 return self.deallocate_observed(address, layout, size, stream);
             }
             return self.deallocate_slowly(address, size, stream);
         }
+        let epoch = epoch::now();
+        let mut state = self.slow_state();
         self.note_free(start)
             .map_err(|unknown| self.unknown(unknown))?;
         for other in &others {

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Arena, DeviceBuffer, ReleaseThreshold, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::{Environment, Skip};
 use crate::foreign::{begin, end_well};
@@ -228,5 +228,25 @@ fn what_is_not_moved_can_be_pinned(env: &Environment) -> Result<()> {
         let piece = arena.piece_at(address).context("no piece")?;
         drop(arena.pin(piece.start, piece.end - piece.start)?);
     }
+    Ok(())
+}
+
+/// Too little for a place: what was taken to move is put back, and no byte of it is lost.
+#[apply(case_alone)]
+fn what_is_not_moved_is_not_lost(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
+    let mut kept = every_other(&resource, &stream, 17)?;
+    let _first = resource.alloc::<u8>(&stream, LARGE)?;
+    until("a place for another one", || arena.stats().prepared > 0)?;
+    let _second = resource.alloc::<u8>(&stream, LARGE)?;
+    let freed: Vec<_> = [6, 4, 2].map(|place| kept.remove(place)).into();
+    let before = arena.stats().driver_calls;
+    drop(freed);
+    until("a look", || arena.stats().driver_calls > before)?;
+    // Not before the look is over.
+    arena.trim_to(0)?;
+    let stats = arena.stats();
+    ensure!(stats.reserved == stats.live, "{stats}");
     Ok(())
 }

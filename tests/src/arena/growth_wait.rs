@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Arena, DeviceBuffer};
+use cuda_mem::{Arena, DeviceBuffer, ReusePolicy};
 use cuda_mem_trace::{Op, Trace, recorded};
 
 use crate::environment::Environment;
@@ -77,5 +77,34 @@ fn growth_waits_no_longer_than_it_may(env: &Environment) -> Result<()> {
     drop(held);
     ensure!(waited >= limit, "{waited:?}");
     drop((between?, large));
+    Ok(())
+}
+
+/// Under a policy without queries, and over another resource.
+#[apply(case)]
+fn growth_does_not_wait_where_memory_cannot_move(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let stream = env.stream()?;
+    for is_over in [false, true] {
+        let mut calls = Vec::new();
+        for wait in [Duration::ZERO, Duration::from_millis(30)] {
+            let builder = if is_over {
+                Arena::builder_over(env.pool()?)
+            } else {
+                Arena::builder(&env.device()?).reuse(ReusePolicy::DETERMINISTIC)
+            };
+            let arena = builder.slack(1.0).growth_wait(wait).build()?;
+            let [first, between, last] =
+                [48, 2, 48].map(|mib| arena.alloc::<u8>(&stream, mib * MIB));
+            let held = hold(&stream)?;
+            drop((first?, last?));
+            let before = arena.stats().driver_calls;
+            let large = arena.alloc::<u8>(&stream, 90 * MIB)?;
+            calls.push(arena.stats().driver_calls - before);
+            drop(held);
+            drop((between?, large));
+        }
+        ensure!(calls[0] == calls[1], "over a pool: {is_over}; {calls:?}");
+    }
     Ok(())
 }

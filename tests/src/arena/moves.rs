@@ -19,7 +19,11 @@ const MIB: usize = 1 << 20;
 pub(super) const PIECE: usize = 32 * MIB;
 
 /// Blocks side by side, each with its number.
-fn row(resource: &Resource, stream: &Stream, count: u8) -> Result<Vec<DeviceBuffer<u8>>> {
+pub(super) fn row(
+    resource: &Resource,
+    stream: &Stream,
+    count: u8,
+) -> Result<Vec<DeviceBuffer<u8>>> {
     let blocks = (0..count).map(|number| {
         let mut block = resource.alloc::<u8>(stream, PIECE)?;
         spots::write(&mut block, number)?;
@@ -29,7 +33,9 @@ fn row(resource: &Resource, stream: &Stream, count: u8) -> Result<Vec<DeviceBuff
 }
 
 /// Every other block, which are freed, and the rest.
-fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<DeviceBuffer<u8>>) {
+pub(super) fn every_other(
+    blocks: Vec<DeviceBuffer<u8>>,
+) -> (Vec<DeviceBuffer<u8>>, Vec<DeviceBuffer<u8>>) {
     let (freed, kept): (Vec<_>, Vec<_>) = blocks
         .into_iter()
         .enumerate()
@@ -38,7 +44,7 @@ fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<Dev
     (only(freed), only(kept))
 }
 
-fn arena(env: &Environment, slack: f64) -> Result<(Arena, Resource)> {
+pub(super) fn arena(env: &Environment, slack: f64) -> Result<(Arena, Resource)> {
     let arena = Arena::builder(&env.device()?).slack(slack).build()?;
     Ok((arena.clone(), Resource::from(arena)))
 }

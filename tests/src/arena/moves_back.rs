@@ -208,3 +208,43 @@ fn memory_that_came_back_can_be_pinned(env: &Environment) -> Result<()> {
     ensure!(pin.range() == (again.as_raw()..again.as_raw() + 9 * PIECE as u64));
     Ok(())
 }
+
+/// It would make no place for the request, so other memory moves to the end instead.
+#[apply(case)]
+fn memory_goes_back_only_where_that_helps(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
+    let resource = Resource::from(arena.clone());
+    // Of the five free pieces behind the row two are left.
+    let behind = block(&resource, &stream, 3, 101)?;
+    // With what would come back beside it these are two pieces.
+    blocks[3] = None;
+    stream.synchronize()?;
+    let before = arena.stats();
+    let large = block(&resource, &stream, 3, 102)?;
+    let after = arena.stats();
+    ensure!(after.reserved == before.reserved, "{before}; {after}");
+    ensure!(after.moved == before.moved + 1, "{before:?}; {after:?}");
+    let end = behind.as_raw() + 3 * PIECE as u64;
+    ensure!(large.as_raw() == end, "{:#x}, not {end:#x}", large.as_raw());
+    look_at(&blocks)?;
+    spots::have(&behind, 101)?;
+    spots::have(&large, 102)
+}
+
+/// The last piece of a place would go back to where that begins, and be missing at its end.
+#[apply(case)]
+fn memory_does_not_go_back_within_a_place(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
+    let resource = Resource::from(arena.clone());
+    blocks[1] = None;
+    // Six pieces lie side by side then, and before them is where one of these came from.
+    blocks[7] = None;
+    stream.synchronize()?;
+    let before = arena.stats();
+    let large = block(&resource, &stream, 7, 101)?;
+    let after = arena.stats();
+    ensure!(after.reserved == before.reserved, "{before}; {after}");
+    ensure!(after.moved == before.moved + 1, "{before:?}; {after:?}");
+    look_at(&blocks)?;
+    spots::have(&large, 101)
+}

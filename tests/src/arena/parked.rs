@@ -330,3 +330,52 @@ fn a_parked_block_comes_back_after_the_stream_that_freed_it(env: &Environment) -
     ensure!(blocks.iter().all(|block| block.as_raw() != address));
     Ok(())
 }
+
+/// The free marks its place in the other stream: what comes there later does not delay the block, and nobody has to wait.
+#[apply(case)]
+fn later_work_of_another_stream_does_not_delay_a_block(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    for bytes in SIZES {
+        let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, user) = (env.stream()?, env.stream()?);
+        let block = resource.alloc::<u8>(&own, bytes)?;
+        let first = hold(&user)?;
+        block.free_after([&user])?;
+        ensure!(arena.free_space().pending > 0, "{bytes} bytes");
+        drop(first);
+        // The stream gets there after all that came before.
+        let later = hold(&user)?;
+        // More than is free, so that all that is done is found.
+        let _large = resource.alloc::<u8>(&own, 100 * MIB)?;
+        let space = arena.free_space();
+        drop(later);
+        ensure!(space.pending == 0, "{bytes} bytes: {space:?}");
+    }
+    Ok(())
+}
+
+/// The stream that frees a block may be named among those that used it.
+#[apply(case)]
+fn a_block_of_one_stream_is_reused_there_at_once(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    for bytes in SIZES {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let own = env.stream()?;
+        let block = resource.alloc::<u8>(&own, bytes)?;
+        let address = block.as_raw();
+        let _held = hold(&own)?;
+        block.free_after([&own])?;
+        let space = arena.free_space();
+        ensure!(space.pending == 0, "{bytes} bytes: {space:?}");
+        let again = resource.alloc::<u8>(&own, bytes)?;
+        ensure!(
+            again.as_raw() == address,
+            "{bytes} bytes: {}",
+            arena.stats()
+        );
+    }
+    Ok(())
+}

@@ -11,13 +11,13 @@ use crate::hold::hold;
 const MIB: usize = 1 << 20;
 
 /// More than an arena of several streams takes from the device rather than from other streams.
-const LARGE: usize = 40 * MIB;
+pub(super) const LARGE: usize = 40 * MIB;
 
 /// An arena and two streams.
-struct Scene {
-    arena: Arena,
+pub(super) struct Scene {
+    pub(super) arena: Arena,
     resource: Resource,
-    a: Stream,
+    pub(super) a: Stream,
     b: Stream,
 }
 
@@ -33,15 +33,15 @@ fn scene(env: &Environment, reuse: ReusePolicy, max: u64) -> Result<Scene> {
 }
 
 impl Scene {
-    fn new(env: &Environment, reuse: ReusePolicy) -> Result<Self> {
+    pub(super) fn new(env: &Environment, reuse: ReusePolicy) -> Result<Self> {
         scene(env, reuse, u64::MAX)
     }
 
-    fn on_a(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
+    pub(super) fn on_a(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
         Ok(self.resource.alloc(&self.a, bytes)?)
     }
 
-    fn on_b(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
+    pub(super) fn on_b(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
         Ok(self.resource.alloc(&self.b, bytes)?)
     }
 }

@@ -294,3 +294,37 @@ fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(env: &Environment) ->
     ensure!(arena.stats().asleep == 0, "{}", arena.stats());
     Ok(())
 }
+
+/// What could not leave is free memory as before, and no more than that.
+#[apply(case)]
+fn pinned_memory_that_is_free_serves_requests(env: &Environment) -> Result<()> {
+    const PIECE: usize = 32 * MIB;
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let first = resource.alloc::<u8>(&stream, PIECE)?;
+    let second = resource.alloc::<u8>(&stream, PIECE)?;
+    let address = first.as_raw();
+    let pin = arena.pin(address, PIECE as u64)?;
+    drop(first);
+    stream.synchronize()?;
+    arena.trim_to(0)?;
+    let (stats, space) = (arena.stats(), arena.free_space());
+    ensure!(space.bytes == stats.free(), "{space:?}, {stats}");
+    let again = resource.alloc::<u8>(&stream, PIECE)?;
+    ensure!(again.as_raw() == address, "{}", arena.stats());
+    drop((pin, second, again));
+    Ok(())
+}
+
+#[apply(case_of_sim_alone)]
+fn waking_an_arena_that_is_awake_asks_nothing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let block = arena.alloc::<u8>(&stream, MIB)?;
+    let (woken, calls) = env.control()?.record(|| arena.wake());
+    woken?;
+    ensure!(calls.is_empty(), "{calls:?}");
+    drop(block);
+    Ok(())
+}

@@ -28,6 +28,26 @@ fn an_arena_keeps_memory_of_a_block_that_was_never_freed(env: &Environment) -> R
     Ok(())
 }
 
+/// As above; falling asleep looks there, too.
+#[apply(case)]
+fn a_sleep_tells_of_a_block_that_is_none(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, other) = (env.stream()?, env.stream()?);
+    let layout = Layout::from_size_align(1000, 256)?;
+    let address = arena.allocate(layout, &own)?;
+    let failures = cuda_mem::base::drop_counts().failures;
+    // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
+    let _ = unsafe { arena.deallocate(address + 256, layout, &other) };
+    // SAFETY: nothing uses the memory before it is woken.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    let failures = cuda_mem::base::drop_counts().failures - failures;
+    ensure!(failures == 1, "{failures} failures");
+    arena.wake()?;
+    // SAFETY: allocated as this layout, and no work uses it.
+    unsafe { arena.deallocate(address, layout, &own) }?;
+    Ok(())
+}
+
 /// Bytes that the recorder knows as the arena's memory.
 fn recorded_bytes(recorder: &Recorder) -> u64 {
     let recording = recorder.recording();
