@@ -10,13 +10,13 @@ use crate::own_process;
 mod simulated {
     use super::*;
 
-    fn in_a_child(what: &str, knob: (&str, &str), test: &str) -> Result<()> {
+    fn in_a_child(what: &str, setting: (&str, &str), test: &str) -> Result<()> {
         let mut command = own_process::command(what)?;
         command
             .env("CUDA_MEM_TEST_BACKEND", "sim")
             .env("CUDA_SIM_DEVICES", "2")
             .env_remove("CUDA_VISIBLE_DEVICES")
-            .env(knob.0, knob.1);
+            .env(setting.0, setting.1);
         let output = own_process::started(|| command.output())?;
         let text = String::from_utf8_lossy(&output.stdout);
         let device = Environment::get_sim()?.device()?;

@@ -22,7 +22,7 @@ pub fn check(data: &[u8]) {
             (key == name).then(|| value.to_owned())
         }),
     };
-    let setup = cuda_sim::texts::knobs(look_up);
+    let setup = cuda_sim::texts::configuration(look_up);
     assert!(
         setup.devices <= 64 && setup.instances <= 7 * 64,
         "{setup:?}"

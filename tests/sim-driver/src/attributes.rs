@@ -1,6 +1,6 @@
 //! Device attributes, as reported by an H200 with driver 580. Those of a coherent machine are documented.
 
-use crate::knobs::{DriverModel, Knobs};
+use crate::configuration::{Configuration, DriverModel};
 
 /// Attributes up to this one predate memory pools, and every version knows them.
 const OLDEST: u32 = 114;
@@ -29,37 +29,37 @@ fn since(id: u32) -> u32 {
 
 /// The value of attribute `id` of a device of the machine; `None` if the simulated version does not know the attribute.
 /// All values are measured unless said otherwise. Known attributes not listed are 0.
-pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
-    let known = (1..=knobs.version).contains(&since(id));
-    let pools = knobs.claims_pools(index);
+pub(crate) fn value(configuration: &Configuration, index: usize, id: u32) -> Option<i32> {
+    let known = (1..=configuration.version).contains(&since(id));
+    let pools = configuration.claims_pools(index);
     let flag = i32::from;
     known.then(|| match id {
-        35 => flag(knobs.model == DriverModel::Tcc),
-        83 => flag(knobs.has_managed_memory()),
-        89 => flag(knobs.has_concurrent_managed_access()),
+        35 => flag(configuration.model == DriverModel::Tcc),
+        83 => flag(configuration.has_managed_memory()),
+        89 => flag(configuration.has_concurrent_managed_access()),
         // Documented of hardware-coherent machines: pageable memory is accessed, through the page tables of the host, the
         // host accesses managed memory on the device in place, and atomics work across the link.
-        86 | 88 | 100 | 101 => flag(knobs.is_coherent()),
+        86 | 88 | 100 | 101 => flag(configuration.is_coherent()),
         // The memory of the device is a NUMA node. Its number is a guess: that of the host's only node is 0.
-        130 => flag(knobs.is_coherent()),
-        131 if knobs.is_coherent() => i32::try_from(index).map_or(-1, |index| index + 1),
+        130 => flag(configuration.is_coherent()),
+        131 if configuration.is_coherent() => i32::try_from(index).map_or(-1, |index| index + 1),
         // What builds on virtual memory management needs it: shareable handles of physical memory, DMA to it, and such
         // memory on the host.
-        124 => flag(knobs.has_dma_buf()),
-        152 => flag(knobs.claims_dma_buf_mmap()),
-        102..=104 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
-        103 => flag(knobs.has_shared_handles() && !cfg!(windows)),
+        124 => flag(configuration.has_dma_buf()),
+        152 => flag(configuration.claims_dma_buf_mmap()),
+        102..=104 | 110 | 128 | 141 | 145 if !configuration.has_vmm() => 0,
+        103 => flag(configuration.has_shared_handles() && !cfg!(windows)),
         104 => flag(cfg!(windows)),
         // Documented: Windows has no GPUDirect RDMA. A guess: nor fabrics.
-        110 | 116 | 128 if !knobs.has_rdma() => 0,
+        110 | 116 | 128 if !configuration.has_rdma() => 0,
         // Documented: -1 where the system has no NUMA nodes.
-        134 => flag(knobs.has_nodes()) - 1,
-        141 if !knobs.has_nodes() => 0,
+        134 => flag(configuration.has_nodes()) - 1,
+        141 if !configuration.has_nodes() => 0,
         115 => flag(pools),
-        119 if pools => knobs.shared_handle_types().cast_signed(),
-        125 => flag(knobs.has_legacy_sharing()),
-        142 => flag(pools && knobs.has_numa_pools()),
-        144 => flag(pools && knobs.host_pools),
+        119 if pools => configuration.shared_handle_types().cast_signed(),
+        125 => flag(configuration.has_legacy_sharing()),
+        142 => flag(pools && configuration.has_numa_pools()),
+        144 => flag(pools && configuration.host_pools),
         1..=3 | 111 => 1024,
         4 => 64,
         5 | 11 => i32::MAX,
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     #[cfg_attr(windows, ignore = "measured with a driver of Linux")]
     fn measured_values() {
-        let knobs = Knobs::default();
+        let configuration = Configuration::default();
         for (id, expected) in [
             (35, 0),
             (41, 1),
@@ -162,20 +162,24 @@ mod tests {
             (76, 0),
             (16, 132),
         ] {
-            assert_eq!(value(&knobs, 0, id), Some(expected), "attribute {id}");
+            assert_eq!(
+                value(&configuration, 0, id),
+                Some(expected),
+                "attribute {id}"
+            );
         }
     }
 
     #[test]
     fn unknown_attributes_and_those_of_newer_versions_are_refused() {
-        let knobs = Knobs::default();
+        let configuration = Configuration::default();
         for id in [0, 148, 149, 152, 162, 9999] {
-            assert_eq!(value(&knobs, 0, id), None, "attribute {id}");
+            assert_eq!(value(&configuration, 0, id), None, "attribute {id}");
         }
-        let old = Knobs {
+        let old = Configuration {
             version: 12020,
             model: DriverModel::Linux,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         assert_eq!(value(&old, 0, 134), Some(0));
         assert_eq!(value(&old, 0, 128), None);
@@ -184,24 +188,24 @@ mod tests {
 
     #[test]
     fn a_device_without_pools_has_no_handle_types() {
-        let knobs = Knobs {
+        let configuration = Configuration {
             pools: false,
-            ..Knobs::default()
+            ..Configuration::default()
         };
-        assert_eq!(value(&knobs, 0, 115), Some(0));
-        assert_eq!(value(&knobs, 0, 119), Some(0));
+        assert_eq!(value(&configuration, 0, 115), Some(0));
+        assert_eq!(value(&configuration, 0, 119), Some(0));
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn what_coherent_machines_have() {
-        let knobs = |coherent| Knobs {
+        let configuration = |coherent| Configuration {
             coherent,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         let of = |coherent, index| {
             [18, 75, 86, 88, 89, 100, 101, 130, 131, 134]
-                .map(|id| value(&knobs(coherent), index, id).unwrap_or(i32::MIN))
+                .map(|id| value(&configuration(coherent), index, id).unwrap_or(i32::MIN))
         };
         assert_eq!(of(false, 1), [0, 9, 0, 0, 1, 0, 0, 0, -1, 0]);
         assert_eq!(of(true, 0), [0, 9, 1, 1, 1, 1, 1, 1, 1, 0]);
@@ -210,37 +214,41 @@ mod tests {
 
     #[test]
     fn devices_of_one_machine_may_differ() {
-        let knobs = Knobs {
+        let configuration = Configuration {
             no_pools: vec![1],
             model: DriverModel::Linux,
             numa_pools: true,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         for id in [115, 119, 142, 144] {
-            assert_ne!(value(&knobs, 0, id), Some(0), "attribute {id}");
-            assert_eq!(value(&knobs, 1, id), Some(0), "attribute {id}");
+            assert_ne!(value(&configuration, 0, id), Some(0), "attribute {id}");
+            assert_eq!(value(&configuration, 1, id), Some(0), "attribute {id}");
         }
     }
 
     #[test]
     fn drivers_of_windows_have_neither_descriptors_nor_dma_bufs() {
         for model in [DriverModel::Tcc, DriverModel::Wddm] {
-            let knobs = Knobs {
+            let configuration = Configuration {
                 model,
                 version: 13030,
                 dma_buf: true,
                 handle_types: 9,
-                ..Knobs::default()
+                ..Configuration::default()
             };
             for id in [103, 110, 116, 119, 124, 128, 152] {
-                assert_eq!(value(&knobs, 0, id), Some(0), "{model:?}, attribute {id}");
+                assert_eq!(
+                    value(&configuration, 0, id),
+                    Some(0),
+                    "{model:?}, attribute {id}"
+                );
             }
-            assert_eq!(value(&knobs, 0, 104), Some(cfg!(windows).into()));
+            assert_eq!(value(&configuration, 0, 104), Some(cfg!(windows).into()));
         }
         // What works on Windows with a driver of its own works with another one.
-        let linux = Knobs {
+        let linux = Configuration {
             model: DriverModel::Linux,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         let types = if cfg!(windows) { 2 } else { 9 };
         assert_eq!(value(&linux, 0, 119), Some(types));
@@ -249,30 +257,33 @@ mod tests {
 
     #[test]
     fn what_windows_and_virtual_gpus_lack() {
-        let of = |knobs: &Knobs| [35, 83, 89, 102, 115, 125].map(|id| value(knobs, 0, id));
-        let nodes = |knobs: &Knobs| [134, 141, 142].map(|id| value(knobs, 0, id));
-        let on = |model| Knobs {
+        let of = |configuration: &Configuration| {
+            [35, 83, 89, 102, 115, 125].map(|id| value(configuration, 0, id))
+        };
+        let nodes =
+            |configuration: &Configuration| [134, 141, 142].map(|id| value(configuration, 0, id));
+        let on = |model| Configuration {
             model,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         let (tcc, wddm) = (on(DriverModel::Tcc), on(DriverModel::Wddm));
         assert_eq!(of(&tcc), [1, 1, 0, 1, 0, 1].map(Some));
         assert_eq!(of(&wddm), [0, 1, 0, 1, 1, 1].map(Some));
-        let newer = |model| Knobs {
+        let newer = |model| Configuration {
             version: 13000,
             ..on(model)
         };
         for model in [DriverModel::Tcc, DriverModel::Wddm] {
             assert_eq!(nodes(&newer(model)), [-1, 0, 0].map(Some), "{model:?}");
         }
-        let older = Knobs {
+        let older = Configuration {
             pools: false,
             ..wddm
         };
         assert_eq!(of(&older), [0, 1, 0, 1, 0, 1].map(Some));
-        let guest = Knobs {
+        let guest = Configuration {
             vgpu: true,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         assert_eq!(of(&guest), [0; 6].map(Some));
     }

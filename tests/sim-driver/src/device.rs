@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int, c_uint};
 use cuda_driver_sys::{CUdevice_attribute, CUresult, CUuuid};
 
 use crate::attributes;
+use crate::configuration::Configuration;
 use crate::context::ContextId;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
-use crate::knobs::Knobs;
 use crate::pool::PoolId;
 use crate::state::{State, state};
 use crate::visible::Gpu;
@@ -39,27 +39,28 @@ impl Device {
 }
 
 /// The devices that a process with this `CUDA_VISIBLE_DEVICES` sees.
-pub(crate) fn visible(knobs: &Knobs, value: Option<&str>) -> Vec<Device> {
-    let machine: Vec<Gpu> =
-        (0..knobs.devices)
-            .map(|index| Gpu {
-                uuid: text("GPU", uuid(index, None)),
-                instances: knobs.mig.iter().find(|(device, _)| *device == index).map(
-                    |(_, count)| {
-                        let instances = 0..*count;
-                        instances
-                            .map(|instance| text("MIG", uuid(index, Some(instance))))
-                            .collect()
-                    },
-                ),
-            })
-            .collect();
+pub(crate) fn visible(configuration: &Configuration, value: Option<&str>) -> Vec<Device> {
+    let machine: Vec<Gpu> = (0..configuration.devices)
+        .map(|index| Gpu {
+            uuid: text("GPU", uuid(index, None)),
+            instances: configuration
+                .mig
+                .iter()
+                .find(|(device, _)| *device == index)
+                .map(|(_, count)| {
+                    let instances = 0..*count;
+                    instances
+                        .map(|instance| text("MIG", uuid(index, Some(instance))))
+                        .collect()
+                }),
+        })
+        .collect();
     crate::visible::visible(value, &machine)
         .into_iter()
         .map(|shown| Device {
             index: shown.gpu,
             instance: shown.instance,
-            memory: knobs.memory,
+            memory: configuration.memory,
             taken: 0,
             primary: None,
             retains: 0,
@@ -149,7 +150,7 @@ exports! {
         out.required()?;
         let state = state()?;
         let index = state.device(device)?.index;
-        let value = attributes::value(state.knobs, index, attribute.0);
+        let value = attributes::value(state.configuration, index, attribute.0);
         out.write(value.ok_or(INVALID_VALUE)?)
     }
 
@@ -196,12 +197,12 @@ mod tests {
 
     #[test]
     fn the_variable_chooses_and_orders() {
-        let knobs = Knobs {
+        let configuration = Configuration {
             devices: 4,
-            ..Knobs::default()
+            ..Configuration::default()
         };
         let shown = |value: &str| -> Vec<usize> {
-            visible(&knobs, Some(value))
+            visible(&configuration, Some(value))
                 .iter()
                 .map(|d| d.index)
                 .collect()
@@ -212,14 +213,14 @@ mod tests {
 
     #[test]
     fn an_instance_has_a_name_of_its_own() {
-        let knobs = Knobs {
+        let configuration = Configuration {
             devices: 2,
             mig: vec![(1, 3)],
-            ..Knobs::default()
+            ..Configuration::default()
         };
         let name = text("MIG", uuid(1, Some(2)));
         for value in [name, format!("MIG-{}/3/0", uuid_text(1))] {
-            let shown = visible(&knobs, Some(&value));
+            let shown = visible(&configuration, Some(&value));
             assert_eq!((shown[0].index, shown[0].instance), (1, Some(2)), "{value}");
         }
     }

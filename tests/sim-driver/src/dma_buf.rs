@@ -32,10 +32,10 @@ exports! {
         let mut state = state()?;
         // Measured.
         state.current()?;
-        if !state.knobs.has_dma_buf() {
+        if !state.configuration.has_dma_buf() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let over_pcie = flags == OVER_PCIE && state.knobs.version >= OVER_PCIE_SINCE;
+        let over_pcie = flags == OVER_PCIE && state.configuration.version >= OVER_PCIE_SINCE;
         if flags != 0 && !over_pcie {
             return Err(INVALID_VALUE);
         }

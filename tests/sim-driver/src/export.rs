@@ -16,8 +16,8 @@ use cuda_driver_sys::{
     CUresult, CUsharedconfig, CUstream, CUstreamCallback, CUstreamCaptureMode, CUuserObject,
 };
 
+use crate::configuration::Configuration;
 use crate::fault;
-use crate::knobs::Knobs;
 use crate::logs;
 
 /// The result of a simulated function; `Err` carries the driver's code.
@@ -78,7 +78,7 @@ pub(crate) fn enter(
     per_thread: bool,
     run: impl FnOnce(Call) -> Answer,
 ) -> CUresult {
-    if Knobs::get().stub {
+    if Configuration::get().stub {
         return CUresult::CUDA_ERROR_STUB_LIBRARY;
     }
     let fault = match fault::count(export) {

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use cuda_driver_sys::CUresult;
 use cuda_sim_support::settings::{machine_folder, setting};
 
+use crate::configuration::Configuration;
 use crate::device;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
-use crate::knobs::Knobs;
 use crate::state;
 
 exports! {
@@ -17,25 +17,25 @@ exports! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let knobs = Knobs::get();
-        if let Some(code) = knobs.init_error {
+        let configuration = Configuration::get();
+        if let Some(code) = configuration.init_error {
             return Err(CUresult(code));
         }
         if state::is_initialised() {
             // Refused in a forked child, as by the driver.
             return state::check_initialised();
         }
-        let devices = device::visible(knobs, visible_devices().as_deref());
+        let devices = device::visible(configuration, visible_devices().as_deref());
         if devices.is_empty() {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
         state::watch_forks()?;
-        state::initialise(knobs, devices);
+        state::initialise(configuration, devices);
         Ok(())
     }
 
     early fn cuDriverGetVersion(_, out: Out<c_int>) {
-        out.write(Knobs::get().version.cast_signed())
+        out.write(Configuration::get().version.cast_signed())
     }
 
     early fn cuGetErrorName(_, code: CUresult, out: Out<*const c_char>) {

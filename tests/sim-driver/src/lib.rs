@@ -30,6 +30,7 @@ mod alloc;
 mod attributes;
 mod callback;
 mod clock;
+mod configuration;
 mod context;
 pub mod control;
 mod copy;
@@ -40,10 +41,11 @@ mod event;
 mod export;
 mod fault;
 mod graph;
+#[cfg(target_pointer_width = "64")]
+mod hidden;
 mod host;
 mod init;
 mod ipc;
-mod knobs;
 mod limits;
 mod live;
 mod logs;
@@ -74,8 +76,6 @@ mod table;
 #[doc(hidden)]
 pub mod texts;
 mod thread;
-#[cfg(target_pointer_width = "64")]
-mod vanish;
 mod visible;
 mod vmm;
 

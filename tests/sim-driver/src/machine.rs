@@ -13,8 +13,8 @@ use cuda_driver_sys::{DriverLibrary, LoadError};
 use cuda_sim_support::find::{copy_library, plain_path};
 use cuda_sim_support::settings;
 
+use crate::configuration::Configuration;
 use crate::control::{Control, ControlError};
-use crate::knobs::Knobs;
 use crate::path::{FILE, library_path};
 use crate::system::is_running;
 
@@ -145,7 +145,7 @@ impl Machine {
     /// What is wrong with the settings of the driver, one line each.
     fn complaints(&self) -> Vec<String> {
         let asked = RefCell::new(BTreeSet::new());
-        let (knobs, mut complaints) = Knobs::read(|name| {
+        let (configuration, mut complaints) = Configuration::read(|name| {
             asked.borrow_mut().insert(name.to_owned());
             let found = self.settings.iter().find(|(known, _)| known == name);
             found.map(|(_, value)| value.clone())
@@ -162,12 +162,12 @@ impl Machine {
                 complaints.push(format!("{name} is no setting"));
             }
         }
-        let named = knobs.mig.iter().map(|(device, _)| device);
-        for device in named.chain(&knobs.no_pools) {
-            if *device >= knobs.devices {
+        let named = configuration.mig.iter().map(|(device, _)| device);
+        for device in named.chain(&configuration.no_pools) {
+            if *device >= configuration.devices {
                 complaints.push(format!(
                     "there is no device {device}: the machine has {}",
-                    knobs.devices
+                    configuration.devices
                 ));
             }
         }

@@ -7,8 +7,8 @@ use cuda_sim_support::find::built_library;
 use cuda_sim_support::library::Library;
 use cuda_sim_support::library_file;
 
+use crate::configuration::Configuration;
 use crate::control::Control;
-use crate::knobs::Knobs;
 
 /// Sets the library path explicitly, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
@@ -43,7 +43,7 @@ pub fn use_if_no_driver() {
         // documentation restricts it to them.
         unsafe { std::env::set_var(variable, path) };
         // One write, so that other output cannot split the line. `cuda_driver_sys::load` reports what was tried.
-        let version = CudaVersion::from_raw(Knobs::version_to_come());
+        let version = CudaVersion::from_raw(Configuration::version_to_come());
         let line = format!("no GPU driver found: using the simulated driver (CUDA {version})\n");
         eprint!("{line}");
     }

@@ -13,7 +13,7 @@ impl State {
     pub(crate) fn are_peers(&self, one: usize, other: usize) -> bool {
         let [one, other] = [one, other].map(|ordinal| self.devices[ordinal].index);
         let apart = |pair: &(usize, usize)| *pair == (one, other) || *pair == (other, one);
-        one != other && self.knobs.peers && !self.knobs.no_peers.iter().any(apart)
+        one != other && self.configuration.peers && !self.configuration.no_peers.iter().any(apart)
     }
 
     /// Whether a context may access another's `cuMemAlloc` memory.

@@ -75,7 +75,7 @@ impl State {
             });
             let is_shareable = allocation.kind == Kind::Device
                 && !allocation.is_variable
-                && self.knobs.has_legacy_sharing();
+                && self.configuration.has_legacy_sharing();
             return Some(Facts {
                 address,
                 start,
@@ -298,7 +298,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let facts = state.facts(address).ok_or(INVALID_VALUE)?;
-        write(&facts, state.knobs.version, attribute, out)
+        write(&facts, state.configuration.version, attribute, out)
     }
 
     plain fn cuPointerGetAttributes(
@@ -325,7 +325,7 @@ exports! {
                 11 | 12 if is_foreign => continue,
                 _ => {}
             }
-            match write(&facts, state.knobs.version, *attribute, out) {
+            match write(&facts, state.configuration.version, *attribute, out) {
                 // For a device address the host pointer is null, not an error.
                 Err(CUresult::CUDA_ERROR_INVALID_VALUE) if attribute.0 == 4 => {
                     out.write::<*mut c_void>(std::ptr::null_mut())?;

@@ -6,8 +6,8 @@ use cuda_driver_sys::{
     CUdriverProcAddressQueryResult, CUresult, CudaVersion, SYMBOLS, Symbol, cuuint64_t,
 };
 
+use crate::configuration::Configuration;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
-use crate::knobs::Knobs;
 use crate::private;
 use crate::table;
 
@@ -83,7 +83,7 @@ fn get(
     let name = name.text()?;
     let known = LEGACY_STREAM | PER_THREAD_STREAM;
     // Measured: a negative version counts as very large, yet not as too new.
-    let newest = Knobs::get().version;
+    let newest = Configuration::get().version;
     let version = u32::try_from(version).unwrap_or(newest);
     if flags & !known != 0 || version > newest {
         return Err(INVALID_VALUE);

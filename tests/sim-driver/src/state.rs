@@ -10,6 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::alloc::Allocation;
 use crate::clock::{Clocks, StreamId};
+use crate::configuration::Configuration;
 use crate::context::{Context, ContextId};
 use crate::device::Device;
 use crate::event::{Event, EventId};
@@ -17,7 +18,6 @@ use crate::export::Answer;
 use crate::graph::Graphs;
 use crate::host::Registration;
 use crate::ipc::Sharing;
-use crate::knobs::Knobs;
 use crate::managed::{Hearsay, Released};
 use crate::module::Modules;
 use crate::pool::{Place, Pool, PoolId};
@@ -35,7 +35,7 @@ static IS_FORK: AtomicBool = AtomicBool::new(false);
 /// The state of the driver. Never locked during blocking waits or callbacks into the program.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) knobs: &'static Knobs,
+    pub(crate) configuration: &'static Configuration,
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: BTreeMap<ContextId, Context>,
     /// Handles of destroyed contexts; a primary one may be live again.
@@ -73,9 +73,9 @@ pub(crate) struct State {
 }
 
 /// Initialises the driver.
-pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
+pub(crate) fn initialise(configuration: &'static Configuration, devices: Vec<Device>) {
     let state = State {
-        knobs,
+        configuration,
         devices,
         contexts: BTreeMap::new(),
         ended_contexts: FxHashSet::default(),
@@ -95,11 +95,11 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         released: Released::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
-        modules: Modules::new(knobs),
+        modules: Modules::new(configuration),
         vmm: Vmm::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
-        next_handle: knobs.first_handle,
+        next_handle: configuration.first_handle,
     };
     // If another thread was first, its state stays.
     let _ = STATE.set(Mutex::new(state));

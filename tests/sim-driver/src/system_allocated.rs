@@ -2,20 +2,20 @@
 //! use the page tables of the host, kernels, copies and memsets take it as they take managed memory, and so do advice,
 //! prefetches, discards and attachment. Nothing of this is measured.
 
-use crate::knobs::Knobs;
+use crate::configuration::Configuration;
 use crate::state::{State, state};
 use crate::system::{is_own_memory, is_program_memory};
 
 impl State {
     /// Whether devices may access a range because it is memory of the program, which they may also write if asked for.
     pub(crate) fn is_system_allocated(&self, address: u64, len: u64, writes: bool) -> bool {
-        self.knobs.is_coherent() && is_program_memory(address, len, writes)
+        self.configuration.is_coherent() && is_program_memory(address, len, writes)
     }
 
     /// Whether devices would access memory of the program there, and there is none.
     pub(crate) fn is_gone(&self, address: u64, len: usize, writes: bool) -> bool {
         let bytes = len as u64;
-        self.knobs.is_coherent()
+        self.configuration.is_coherent()
             && !is_own_memory(address, bytes)
             && !is_program_memory(address, bytes, writes)
     }
@@ -43,7 +43,7 @@ pub(crate) struct ProgramMemory(Vec<Accessed>);
 impl ProgramMemory {
     /// What is none of the simulator's at submission. Only coherent machines look at it.
     pub(crate) fn among(accessed: impl FnOnce() -> Vec<Accessed>) -> Self {
-        if !Knobs::get().is_coherent() {
+        if !Configuration::get().is_coherent() {
             return Self::default();
         }
         let mut accessed = accessed();

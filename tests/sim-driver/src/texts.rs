@@ -1,6 +1,6 @@
 //! The parsers for external text, usable without a driver: for fuzzing in `tests/fuzz` only.
 
-use crate::knobs::Knobs;
+use crate::configuration::Configuration;
 use crate::module;
 use crate::visible::{self, Gpu};
 
@@ -25,11 +25,11 @@ pub struct Setup {
 }
 
 /// Reads the settings through `look_up`.
-pub fn knobs(look_up: impl Fn(&str) -> Option<String>) -> Setup {
-    let (knobs, complaints) = Knobs::read(look_up);
+pub fn configuration(look_up: impl Fn(&str) -> Option<String>) -> Setup {
+    let (configuration, complaints) = Configuration::read(look_up);
     Setup {
-        devices: knobs.devices,
-        instances: knobs.mig.iter().map(|(_, count)| count).sum(),
+        devices: configuration.devices,
+        instances: configuration.mig.iter().map(|(_, count)| count).sum(),
         complaints,
     }
 }

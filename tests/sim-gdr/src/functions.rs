@@ -9,8 +9,8 @@ use cuda_driver_sys::gdr::{
     gdr_info_v2_t, gdr_mapping_type_t, gdr_mh_t, gdr_t,
 };
 
+use crate::configuration::Configuration;
 use crate::export::{Answer, exports, write};
-use crate::knobs::Knobs;
 use crate::pins;
 
 #[unsafe(no_mangle)]
@@ -31,7 +31,7 @@ unsafe extern "C" fn gdr_open() -> gdr_t {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
-    let (is_major, is_minor) = Knobs::get().version;
+    let (is_major, is_minor) = Configuration::get().version;
     // SAFETY: the caller obeys the library's contract for its pointers; null is not written.
     let _ = unsafe { write(major, is_major) };
     // SAFETY: as above.
@@ -192,7 +192,7 @@ exports! {
         if pins::uses_dma_buf(owner.addr())? {
             return Err(libc::EBADF);
         }
-        let (is_major, is_minor) = Knobs::get().driver_version;
+        let (is_major, is_minor) = Configuration::get().driver_version;
         // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(major, is_major) }?;
         // SAFETY: as above.
@@ -202,15 +202,15 @@ exports! {
     fn gdr_get_attribute(owner: gdr_t, attribute: gdr_attr_t, place: *mut c_int) {
         // SAFETY: the caller obeys the library's contract for its pointers.
         unsafe { write(place, 0) }?;
-        let knobs = Knobs::get();
+        let configuration = Configuration::get();
         let is_dma_buf = pins::uses_dma_buf(owner.addr())?;
-        let is_asked = is_dma_buf || knobs.driver_version >= (2, 5);
+        let is_asked = is_dma_buf || configuration.driver_version >= (2, 5);
         let value = match attribute {
             gdr_attr_t::GDR_ATTR_USE_PERSISTENT_MAPPING => {
-                is_asked && (is_dma_buf || knobs.is_persistent)
+                is_asked && (is_dma_buf || configuration.is_persistent)
             }
             gdr_attr_t::GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE => is_asked,
-            gdr_attr_t::GDR_ATTR_USING_DMA_BUF_MMAP if knobs.knows_dma_buf() => is_dma_buf,
+            gdr_attr_t::GDR_ATTR_USING_DMA_BUF_MMAP if configuration.knows_dma_buf() => is_dma_buf,
             _ => return Err(libc::EINVAL),
         };
         // SAFETY: as above.

@@ -30,14 +30,14 @@
 
 #![cfg(target_os = "linux")]
 
+mod configuration;
 mod driver;
 mod export;
 mod functions;
-mod knobs;
+#[cfg(target_pointer_width = "64")]
+mod hidden;
 mod path;
 mod pins;
-#[cfg(target_pointer_width = "64")]
-mod vanish;
 mod window;
 
 pub use path::{LIBRARY_VARIABLE, library_for, library_path};

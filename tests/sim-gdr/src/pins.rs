@@ -13,9 +13,9 @@ use cuda_driver_sys::gdr::{
 };
 use cuda_sim_support::page::host_page;
 
+use crate::configuration::Configuration;
 use crate::driver::{Driver, Part};
 use crate::export::Answer;
-use crate::knobs::Knobs;
 use crate::window::Window;
 
 const NONE: gdr_mapping_type_t = gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE;
@@ -128,18 +128,22 @@ impl Pin {
 
 /// Opens a handle. The error is the errno, if the library sets one.
 pub(crate) fn open() -> Result<usize, Option<c_int>> {
-    let knobs = Knobs::get();
-    let by_module = match knobs.open_error {
-        _ if knobs.knows_dma_buf() && knobs.wants_dma_buf => Err(Some(libc::ENOTSUP)),
+    let configuration = Configuration::get();
+    let by_module = match configuration.open_error {
+        _ if configuration.knows_dma_buf() && configuration.wants_dma_buf => {
+            Err(Some(libc::ENOTSUP))
+        }
         Some(code) => Err(Some(code)),
         // Version 1 of the library does not check.
-        None if knobs.version >= (2, 0) && knobs.driver_version < (2, 0) => Err(None),
+        None if configuration.version >= (2, 0) && configuration.driver_version < (2, 0) => {
+            Err(None)
+        }
         None => Ok(()),
     };
     let has_dma_buf = || Driver::get().is_ok_and(Driver::has_dma_buf_mmap);
     let is_dma_buf = match by_module {
         Ok(()) => false,
-        Err(_) if knobs.knows_dma_buf() && has_dma_buf() => true,
+        Err(_) if configuration.knows_dma_buf() && has_dma_buf() => true,
         Err(code) => return Err(code),
     };
     // Represents the module's device.
@@ -177,16 +181,18 @@ pub(crate) fn pin(
     (token, space): (u64, u32),
     flags: u32,
 ) -> Answer<c_ulong> {
-    let knobs = Knobs::get();
+    let configuration = Configuration::get();
     let is_dma_buf = table().opened(owner)?.is_dma_buf;
-    let is_coherent = knobs.mapping == CACHING;
+    let is_coherent = configuration.mapping == CACHING;
     let forces_pcie = flags == GDR_PIN_FLAG_FORCE_PCIE;
     let is_known = flags == GDR_PIN_FLAG_DEFAULT || forces_pcie;
     let is_forbidden = !is_dma_buf
         && (token != 0
             || space != 0
             || forces_pcie
-                && !(knobs.is_persistent && is_coherent && knobs.driver_version >= (2, 5)));
+                && !(configuration.is_persistent
+                    && is_coherent
+                    && configuration.driver_version >= (2, 5)));
     if !is_known || is_forbidden || asked.0 == 0 {
         return Err(libc::EINVAL);
     }
@@ -200,7 +206,7 @@ pub(crate) fn pin(
         _ if forces_pcie => WC,
         (true, false) => WC,
         (true, true) => CACHING,
-        (false, _) => knobs.mapping,
+        (false, _) => configuration.mapping,
     };
     let driver = Driver::get()?;
     let dma_buf = if is_dma_buf {
@@ -341,7 +347,7 @@ pub(crate) fn uses_dma_buf(owner: usize) -> Answer<bool> {
 
 /// Called when the simulated driver frees memory, with its own lock held. Persistent pins stay.
 pub(crate) extern "C" fn on_free(start: u64, len: u64) {
-    if Knobs::get().is_persistent {
+    if Configuration::get().is_persistent {
         return;
     }
     let end = start.saturating_add(len);

@@ -7,11 +7,11 @@ use cuda_driver_sys::nccl::{
     NcclTable, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId, ncclWindow_t,
 };
 
+use crate::configuration::Configuration;
 use crate::export::{
     Address, Answer, Comm, Config, Out, SUCCESS, Source, Window, exports, invalid_argument,
 };
 use crate::group::{Job, grouped};
-use crate::knobs::Knobs;
 use crate::operation::{Kind, Operation};
 use crate::state::state;
 use crate::{calls, communicator, group, init, memory, register, window, words};
@@ -57,7 +57,7 @@ fn operate(
 
 exports! {
     fn ncclGetVersion(out: Out<c_int>) {
-        out.write(Knobs::get().version)?;
+        out.write(Configuration::get().version)?;
         SUCCESS
     }
 

@@ -41,13 +41,13 @@
 mod calls;
 mod clique;
 mod communicator;
+mod configuration;
 pub mod control;
 mod driver;
 mod export;
 mod functions;
 mod group;
 mod init;
-mod knobs;
 mod launch;
 mod memory;
 #[cfg(target_pointer_width = "64")]

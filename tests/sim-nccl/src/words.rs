@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::nccl::ncclResult_t;
 
-use crate::knobs::Knobs;
+use crate::configuration::Configuration;
 
 /// NCCL's own words.
 pub(crate) fn of_code(code: ncclResult_t) -> &'static CStr {
@@ -35,7 +35,7 @@ static LAST: Mutex<&CStr> = Mutex::new(c"");
 static FAULTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn print(words: &str) {
-    if Knobs::get().warns {
+    if Configuration::get().warns {
         eprintln!("nccl-sim: {words}");
     }
 }

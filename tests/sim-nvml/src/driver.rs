@@ -8,7 +8,7 @@ use cuda_sim_support::library::Library;
 use cuda_sim_support::library_file;
 use cuda_sim_support::settings::machine_folder;
 
-use crate::knobs::Unit;
+use crate::configuration::Unit;
 
 /// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for the whole GPU.
 type MemoryUsed = unsafe extern "C" fn(u64, u64) -> u64;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_driver_sys::nvml::{nvmlDevice_t, nvmlReturn_t};
 
-use crate::knobs::Unit;
+use crate::configuration::Unit;
 use crate::machine;
 
 /// The result of a simulated function; `Err` carries the code.

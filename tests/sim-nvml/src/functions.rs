@@ -7,8 +7,8 @@ use cuda_driver_sys::nvml::{
     nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
+use crate::configuration::{BAR1, Configuration};
 use crate::export::{Device, Out, Text, end, enter, exports, start};
-use crate::knobs::{BAR1, Knobs};
 use crate::machine::{self, handle};
 
 /// Maximum number of MIG instances per GPU.
@@ -16,7 +16,7 @@ const MOST_INSTANCES: c_uint = 7;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlInit_v2() -> nvmlReturn_t {
-    if let Some(code) = Knobs::get().error {
+    if let Some(code) = Configuration::get().error {
         return nvmlReturn_t(code);
     }
     start();
@@ -49,11 +49,11 @@ exports! {
     }
 
     fn nvmlSystemGetCudaDriverVersion_v2(out: Out<c_int>) {
-        out.write(Knobs::get().version.cast_signed())
+        out.write(Configuration::get().version.cast_signed())
     }
 
     fn nvmlDeviceGetCount_v2(out: Out<c_uint>) {
-        out.write(Knobs::get().devices as c_uint)
+        out.write(Configuration::get().devices as c_uint)
     }
 
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: Out<nvmlDevice_t>) {
@@ -70,7 +70,7 @@ exports! {
 
     fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, out: Out<nvmlDevice_t>) {
         let text = text.read()?.to_ascii_uppercase();
-        let found = (0..Knobs::get().devices).find(|gpu| {
+        let found = (0..Configuration::get().devices).find(|gpu| {
             let bus = machine::pci_bus(*gpu);
             let short = format!("{bus:02X}:00.0");
             text == short || text == format!("0000:{short}") || text == format!("00000000:{short}")
@@ -124,7 +124,7 @@ exports! {
 
     fn nvmlDeviceGetBAR1MemoryInfo(device: Device, out: Out<nvmlBAR1Memory_t>) {
         device.gpu()?;
-        let free = Knobs::get().bar1_free;
+        let free = Configuration::get().bar1_free;
         out.write(nvmlBAR1Memory_t {
             bar1Total: BAR1,
             bar1Free: free,
@@ -133,7 +133,7 @@ exports! {
     }
 
     fn nvmlDeviceGetMigMode(device: Device, current: Out<c_uint>, pending: Out<c_uint>) {
-        let mode = c_uint::from(Knobs::get().instances(device.gpu()?).is_some());
+        let mode = c_uint::from(Configuration::get().instances(device.gpu()?).is_some());
         current.write(mode)?;
         pending.write(mode)
     }
@@ -150,7 +150,7 @@ exports! {
         if index >= MOST_INSTANCES {
             return Err(nvmlReturn_t::NVML_ERROR_INVALID_ARGUMENT);
         }
-        if index as usize >= Knobs::get().instances(gpu).unwrap_or(0) {
+        if index as usize >= Configuration::get().instances(gpu).unwrap_or(0) {
             return Err(nvmlReturn_t::NVML_ERROR_NOT_FOUND);
         }
         out.write(handle((gpu, Some(index as usize))))
@@ -170,7 +170,7 @@ exports! {
 
     fn nvmlDeviceGetComputeMode(device: Device, out: Out<nvmlComputeMode_t>) {
         let gpu = device.gpu()?;
-        let set = Knobs::get().compute_mode.iter().find(|(index, _)| *index == gpu);
+        let set = Configuration::get().compute_mode.iter().find(|(index, _)| *index == gpu);
         out.write(nvmlComputeMode_t(set.map_or(0, |(_, mode)| *mode)))
     }
 }

@@ -32,10 +32,10 @@
 
 #![cfg(any(target_os = "linux", windows))]
 
+mod configuration;
 mod driver;
 mod export;
 mod functions;
-mod knobs;
 mod machine;
 #[cfg(target_pointer_width = "64")]
 mod missing;

@@ -5,9 +5,9 @@ use cuda_driver_sys::nvml::{
     NVML_MEMORY_V2, nvmlDevice_t, nvmlMemory_v2_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
+use crate::configuration::{Configuration, Unit};
 use crate::driver;
 use crate::export::Answer;
-use crate::knobs::{Knobs, Unit};
 
 /// The handle of a GPU or instance: never a real address, and never null.
 pub(crate) fn handle((gpu, instance): Unit) -> nvmlDevice_t {
@@ -20,12 +20,12 @@ pub(crate) fn unit(handle: nvmlDevice_t) -> Answer<Unit> {
     let invalid = nvmlReturn_t::NVML_ERROR_INVALID_ARGUMENT;
     let gpu = (handle.addr() >> 8).checked_sub(1).ok_or(invalid)?;
     let instance = (handle.addr() & 0xff).checked_sub(1);
-    let knobs = Knobs::get();
-    let instances = knobs.instances(gpu).unwrap_or(0);
-    if gpu >= knobs.devices || instance.is_some_and(|instance| instance >= instances) {
+    let configuration = Configuration::get();
+    let instances = configuration.instances(gpu).unwrap_or(0);
+    if gpu >= configuration.devices || instance.is_some_and(|instance| instance >= instances) {
         return Err(invalid);
     }
-    if knobs.lost.contains(&gpu) {
+    if configuration.lost.contains(&gpu) {
         return Err(nvmlReturn_t::NVML_ERROR_GPU_IS_LOST);
     }
     Ok((gpu, instance))
@@ -33,9 +33,9 @@ pub(crate) fn unit(handle: nvmlDevice_t) -> Answer<Unit> {
 
 /// Every GPU and instance.
 pub(crate) fn units() -> impl Iterator<Item = Unit> {
-    let knobs = Knobs::get();
-    (0..knobs.devices).flat_map(|gpu| {
-        let instances = 0..knobs.instances(gpu).unwrap_or(0);
+    let configuration = Configuration::get();
+    (0..configuration.devices).flat_map(|gpu| {
+        let instances = 0..configuration.instances(gpu).unwrap_or(0);
         std::iter::once((gpu, None)).chain(instances.map(move |index| (gpu, Some(index))))
     })
 }
@@ -71,14 +71,14 @@ pub(crate) fn name((gpu, instance): Unit) -> String {
 }
 
 pub(crate) fn memory(unit: Unit) -> nvmlMemory_v2_t {
-    let knobs = Knobs::get();
+    let configuration = Configuration::get();
     // Instances have equal shares of the GPU's allocatable memory.
     let parts = match unit {
-        (gpu, Some(_)) => knobs.instances(gpu).unwrap_or(1).max(1) as u64,
+        (gpu, Some(_)) => configuration.instances(gpu).unwrap_or(1).max(1) as u64,
         _ => 1,
     };
-    let (usable, reserved) = (knobs.memory / parts, knobs.reserved / parts);
-    let used = knobs.used.iter().filter(|(at, _)| *at == unit);
+    let (usable, reserved) = (configuration.memory / parts, configuration.reserved / parts);
+    let used = configuration.used.iter().filter(|(at, _)| *at == unit);
     let others = used.map(|(_, bytes)| *bytes).sum::<u64>();
     let used = (others + driver::used(unit)).min(usable);
     nvmlMemory_v2_t {
@@ -91,7 +91,10 @@ pub(crate) fn memory(unit: Unit) -> nvmlMemory_v2_t {
 }
 
 pub(crate) fn processes(unit: Unit) -> Vec<nvmlProcessInfo_t> {
-    let found = Knobs::get().processes.iter().filter(|(at, ..)| *at == unit);
+    let found = Configuration::get()
+        .processes
+        .iter()
+        .filter(|(at, ..)| *at == unit);
     found
         .map(|(_, pid, bytes)| nvmlProcessInfo_t {
             pid: *pid,

@@ -33,20 +33,20 @@ const SHARE: f64 = 1.0 / 3.0;
 /// As many processes start the driver at a time.
 const AT_ONCE: usize = 4;
 
-/// How children are started: on which driver, with which knobs.
+/// How children are started: on which driver, with which settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     backend: Backend,
-    knobs: &'static [(&'static str, &'static str)],
+    settings: &'static [(&'static str, &'static str)],
 }
 
 impl Machine {
-    /// The machine of the environment; the knobs are for the simulator.
+    /// The machine of the environment; the settings are for the simulator.
     #[must_use]
-    pub fn of(env: &Environment, knobs: &'static [(&'static str, &'static str)]) -> Self {
+    pub fn of(env: &Environment, settings: &'static [(&'static str, &'static str)]) -> Self {
         Self {
             backend: env.backend,
-            knobs,
+            settings,
         }
     }
 
@@ -85,7 +85,7 @@ impl Machine {
         command
             .env(SCENARIO, scenario)
             .env(LAST, last.to_string())
-            .envs(self.knobs.iter().copied());
+            .envs(self.settings.iter().copied());
         match value {
             Some(value) => command.env(VARIABLE, value),
             None => command.env_remove(VARIABLE),

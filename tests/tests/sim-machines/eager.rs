@@ -12,9 +12,11 @@ const PTX: &str = include_str!("../../data/kernels.ptx");
 /// Names the scenario of a child.
 const SCENARIO: &str = "CUDA_MEM_TEST_EAGER";
 
-fn run_scenario(scenario: &str, knobs: &[(&str, &str)]) -> Result<()> {
+fn run_scenario(scenario: &str, settings: &[(&str, &str)]) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.env(SCENARIO, scenario).envs(knobs.iter().copied());
+    command
+        .env(SCENARIO, scenario)
+        .envs(settings.iter().copied());
     let output = command.env_remove("CUDA_VISIBLE_DEVICES").output()?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{text}");
@@ -23,8 +25,8 @@ fn run_scenario(scenario: &str, knobs: &[(&str, &str)]) -> Result<()> {
 
 #[apply(case)]
 fn a_library_would_come_to_every_context_and_is_refused(_: &Environment) -> Result<()> {
-    let knobs = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
-    run_scenario("eager", &knobs)
+    let settings = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
+    run_scenario("eager", &settings)
 }
 
 #[apply(case)]

@@ -22,19 +22,19 @@ pub(crate) const CONFORMANCE: Suite = Suite::made_of("conformance", |test| {
 .sim_only()
 .serial();
 
-/// Runs the suite on the machine that the knobs make, after `about` has described it. Returns its words.
-fn machine(knobs: &[(&str, &str)]) -> Result<String> {
+/// Runs the suite on the machine that the settings make, after `about` has described it. Returns its words.
+fn machine(settings: &[(&str, &str)]) -> Result<String> {
     let output = own_process::command(CONFORMANCE.name)?
         .env_remove("CUDA_VISIBLE_DEVICES")
-        .envs(knobs.iter().copied())
+        .envs(settings.iter().copied())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{knobs:?}: {text}{errors}");
+    ensure!(output.status.success(), "{settings:?}: {text}{errors}");
     ensure!(
         text.contains("bodies::sizes_from_nothing_to_a_gibibyte_are_served")
             && text.contains(" 0 ignored"),
-        "{knobs:?}: not all of the suite ran: {text}"
+        "{settings:?}: not all of the suite ran: {text}"
     );
     Ok(text)
 }

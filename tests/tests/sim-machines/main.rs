@@ -1,5 +1,5 @@
 //! Machines that only the simulator can be: older drivers, missing libraries, refused kinds of memory. Each is a process of
-//! its own, because the simulator reads its knobs once.
+//! its own, because the simulator reads its settings once.
 
 #[macro_use(apply)]
 extern crate macro_rules_attribute;

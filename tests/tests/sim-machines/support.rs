@@ -1,4 +1,4 @@
-//! Machines that lack something: each knob of the simulator in a process of its own. What can be made
+//! Machines that lack something: each setting of the simulator in a process of its own. What can be made
 //! is told beforehand, truly, and what cannot says why.
 
 use std::process::Command;
@@ -65,21 +65,21 @@ fn describe(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// The machine that the knobs make supports `yes` and nothing else. Returns what it says.
-fn machine(knobs: &[(&str, &str)], yes: &[&str]) -> Result<String> {
+/// The machine that the settings make supports `yes` and nothing else. Returns what it says.
+fn machine(settings: &[(&str, &str)], yes: &[&str]) -> Result<String> {
     let output = Command::new(std::env::current_exe()?)
         .env(CHILD, "1")
         .env_remove("CUDA_VISIBLE_DEVICES")
-        .envs(knobs.iter().copied())
+        .envs(settings.iter().copied())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{knobs:?}: {text}{errors}");
+    ensure!(output.status.success(), "{settings:?}: {text}{errors}");
     let found: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_suffix(": yes"))
         .collect();
-    ensure!(found == yes, "{knobs:?}:\n{text}");
+    ensure!(found == yes, "{settings:?}:\n{text}");
     Ok(text)
 }
 
@@ -108,13 +108,13 @@ fn without_pools_there_is_none_on_the_device(_: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn each_kind_may_be_missing(_: &Environment) -> Result<()> {
-    for (knob, missing) in [
+    for (setting, missing) in [
         ("CUDA_SIM_HOST_POOLS", "host"),
         ("CUDA_SIM_NUMA_POOLS", "numa"),
         ("CUDA_SIM_MANAGED_POOLS", "managed"),
     ] {
         let rest: Vec<&str> = ALL.into_iter().filter(|kind| *kind != missing).collect();
-        machine(&[(knob, "0")], &rest)?;
+        machine(&[(setting, "0")], &rest)?;
     }
     Ok(())
 }

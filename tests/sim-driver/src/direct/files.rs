@@ -85,10 +85,10 @@ impl State {
     /// A dma-buf of this range.
     pub(crate) fn export_range(&mut self, start: u64, len: u64, over_pcie: bool) -> Answer<c_int> {
         let range = self.device_range(start, len).ok_or(INVALID_VALUE)?;
-        if over_pcie && !self.knobs.dma_buf_pcie {
+        if over_pcie && !self.configuration.dma_buf_pcie {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        if self.knobs.claims_dma_buf_mmap() && !self.knobs.broken_dma_buf_mmap {
+        if self.configuration.claims_dma_buf_mmap() && !self.configuration.broken_dma_buf_mmap {
             return self.whole(start, len, range).map(IntoRawFd::into_raw_fd);
         }
         // An empty file as long as the range, and not readable, so that it cannot be mapped.

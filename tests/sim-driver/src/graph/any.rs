@@ -138,7 +138,7 @@ impl State {
                 let (id, _) = self.named_graph(child.graph)?;
                 return match child.ownership.0 {
                     0 => self.copy_child(graph, after, id),
-                    1 if self.knobs.version >= 12090 => self.move_child(graph, after, id),
+                    1 if self.configuration.version >= 12090 => self.move_child(graph, after, id),
                     _ => Err(NOT_SUPPORTED),
                 };
             }

@@ -13,7 +13,7 @@ use crate::context::ContextId;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::logs;
 use crate::memory::pointer;
-use crate::module::{ArgumentBuffer, Arguments, Configuration, Prepared, Work, extra_list};
+use crate::module::{ArgumentBuffer, Arguments, LaunchConfiguration, Prepared, Work, extra_list};
 use crate::state::{State, from_handle, state, to_handle};
 
 /// How the program named the kernel of a node.
@@ -36,7 +36,7 @@ struct Given {
     function: u64,
     named: Named,
     context: ContextId,
-    configuration: Configuration,
+    configuration: LaunchConfiguration,
     /// Kept for the addresses in `list`. Vectors may move, and what they hold stays in place.
     _arguments: ArgumentBuffer,
     _size: Vec<usize>,
@@ -162,7 +162,7 @@ impl State {
             }
             _ => (params.func, Named::Function, self.context_of(params.func)?),
         };
-        let configuration = Configuration {
+        let configuration = LaunchConfiguration {
             grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
             block: [params.blockDimX, params.blockDimY, params.blockDimZ],
             dynamic: params.sharedMemBytes,

@@ -150,7 +150,7 @@ impl State {
         if size >= LARGEST {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let (granule, chunk) = (self.knobs.granule, self.knobs.chunk);
+        let (granule, chunk) = (self.configuration.granule, self.configuration.chunk);
         let memory = &mut self.graphs.memory;
         let reusable = memory.blocks.iter_mut().find(|(_, block)| {
             let is_freed = block.freed_by.is_some_and(|node| before.contains(&node));
@@ -198,7 +198,10 @@ impl State {
         let Some(it) = self.graphs.execs.get(&exec) else {
             return Err(INVALID_VALUE);
         };
-        let wanted = self.graphs.memory.footprints(&it.graphs, self.knobs.chunk);
+        let wanted = self
+            .graphs
+            .memory
+            .footprints(&it.graphs, self.configuration.chunk);
         for (device, size) in wanted {
             let backings = &mut self.graphs.memory.backings;
             let its = backings

@@ -14,7 +14,7 @@ impl State {
     /// Sharing needs a current context and a machine that supports it.
     pub(super) fn check_legacy_sharing(&self) -> Answer {
         self.current()?;
-        if self.knobs.has_legacy_sharing() {
+        if self.configuration.has_legacy_sharing() {
             Ok(())
         } else {
             Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)

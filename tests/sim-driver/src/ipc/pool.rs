@@ -187,7 +187,7 @@ exports! {
             _ if flags != 0 => Err(INVALID_VALUE),
             SHARED_HANDLE => {
                 let mut state = state()?;
-                if !state.knobs.has_shared_handles() {
+                if !state.configuration.has_shared_handles() {
                     return Err(not_supported);
                 }
                 let id = state.import_pool(shared_handle(handle))?;

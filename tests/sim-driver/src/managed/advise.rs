@@ -104,7 +104,7 @@ impl State {
         }
         let preferred = || common(all, |told| told.preferred);
         let prefetched = || common(all, |told| told.prefetched);
-        let has_places = self.knobs.version >= WITH_PLACES;
+        let has_places = self.configuration.version >= WITH_PLACES;
         if size != size_of::<c_int>() {
             return Err(INVALID_VALUE);
         }

@@ -49,7 +49,7 @@ impl State {
         match location_parts(place) {
             (DEVICE, id) => {
                 let device = self.ordinal(id)?;
-                if self.knobs.has_concurrent_managed_access() {
+                if self.configuration.has_concurrent_managed_access() {
                     Ok(Some(device))
                 } else {
                     Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
@@ -132,7 +132,7 @@ exports! {
         }
         let mut state = state()?;
         state.current()?;
-        if !state.knobs.has_managed_memory() {
+        if !state.configuration.has_managed_memory() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         state.refuse_while_recording()?;

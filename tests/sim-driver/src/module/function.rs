@@ -45,7 +45,7 @@ exports! {
     ) {
         out.required()?;
         let mut state = state()?;
-        let version = state.knobs.version;
+        let version = state.configuration.version;
         let function = state.function(function)?;
         let set = function.set.get(&attribute.0).copied();
         let value = attributes::value(attribute.0, function.entry()?, set, version);
@@ -56,7 +56,7 @@ exports! {
         _, function: CUfunction, attribute: CUfunction_attribute, value: c_int
     ) {
         let mut state = state()?;
-        let version = state.knobs.version;
+        let version = state.configuration.version;
         let function = state.function(function)?;
         attributes::check(attribute.0, value, function.entry()?, version)?;
         function.set.insert(attribute.0, value);

@@ -9,8 +9,8 @@ use cuda_driver_sys::{CUjit_option, CUresult};
 use super::code::{Code, Refusal};
 use super::cubin;
 use super::ptx::{newest_of, parse};
+use crate::configuration::Configuration;
 use crate::export::{Answer, INVALID_VALUE, In, Out, Value};
-use crate::knobs::Knobs;
 use crate::memory::{bytes, pointer};
 
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -111,7 +111,7 @@ pub(super) fn source(image: *const c_void, len: usize) -> Result<Source, Refusal
 
 /// Parses all texts, and collects their kernels and variables.
 pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
-    let newest = newest_of(Knobs::get().version);
+    let newest = newest_of(Configuration::get().version);
     let mut all = Code::default();
     for text in texts {
         let code = parse(text, newest)?;

@@ -31,7 +31,7 @@ pub(crate) fn extra_list(buffer: u64, size: u64) -> [u64; 5] {
 
 /// The configuration of a launch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Configuration {
+pub(crate) struct LaunchConfiguration {
     pub(crate) grid: [c_uint; 3],
     pub(crate) block: [c_uint; 3],
     /// Dynamic shared memory.
@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Prepared {
     pub(crate) function: FunctionId,
     pub(crate) context: ContextId,
-    pub(crate) configuration: Configuration,
+    pub(crate) configuration: LaunchConfiguration,
     pub(crate) work: Work,
     /// The argument buffer, and where each argument lies in it.
     pub(crate) arguments: Vec<u8>,
@@ -62,7 +62,7 @@ pub(crate) struct Prepared {
     pub(crate) has_buffer: bool,
 }
 
-impl Configuration {
+impl LaunchConfiguration {
     fn check(&self, limits: &Limits) -> Answer {
         let fits = |sizes: [u32; 3], largest: [u32; 3]| {
             let mut pairs = sizes.iter().zip(largest);
@@ -153,7 +153,7 @@ impl State {
         &mut self,
         function: CUfunction,
         context: ContextId,
-        configuration: Configuration,
+        configuration: LaunchConfiguration,
         arguments: Arguments,
     ) -> Answer<Prepared> {
         let id = self.function_in(function, context)?;
@@ -188,7 +188,7 @@ impl State {
 /// Measured: on a stream that the program created, no context has to be current.
 fn launch(
     function: CUfunction,
-    configuration: Configuration,
+    configuration: LaunchConfiguration,
     (stream, call): (CUstream, Call),
     arguments: Arguments,
 ) -> Answer {
@@ -221,7 +221,7 @@ fn launch_with(
             is_cooperative = unsafe { attribute.value.cooperative } != 0;
         }
     }
-    let how = Configuration {
+    let how = LaunchConfiguration {
         grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
         block: [config.blockDimX, config.blockDimY, config.blockDimZ],
         dynamic: config.sharedMemBytes,
@@ -236,7 +236,7 @@ exports! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
         each: Out<*mut c_void>, extra: Out<*mut c_void>
     ) twin cuLaunchKernel_ptsz {
-        let how = Configuration {
+        let how = LaunchConfiguration {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             dynamic,
@@ -257,7 +257,7 @@ exports! {
         block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
         each: Out<*mut c_void>
     ) twin cuLaunchCooperativeKernel_ptsz {
-        let how = Configuration {
+        let how = LaunchConfiguration {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             dynamic,
@@ -278,7 +278,7 @@ mod tests {
     };
 
     fn check(grid: [u32; 3], block: [u32; 3], dynamic: u32, is_cooperative: bool) -> Answer {
-        let configuration = Configuration {
+        let configuration = LaunchConfiguration {
             grid,
             block,
             dynamic,

@@ -243,7 +243,7 @@ exports! {
         let state = state()?;
         let entry = state.kernel(kernel)?.entry()?;
         state.device(device)?;
-        let value = attributes::value(attribute.0, entry, None, state.knobs.version);
+        let value = attributes::value(attribute.0, entry, None, state.configuration.version);
         out.write(value.ok_or(INVALID_VALUE)?)
     }
 }

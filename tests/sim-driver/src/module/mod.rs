@@ -26,14 +26,14 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{CUfunction, CUkernel, CUlibrary, CUmodule, CUresult};
 
+use crate::configuration::Configuration;
 use crate::context::ContextId;
 use crate::export::{Answer, Export};
-use crate::knobs::Knobs;
 use crate::state::{HandleKind, State, from_handle};
 
 use code::{Code, Entry};
 pub(crate) use kernel::BuiltIn;
-pub(crate) use launch::{Arguments, Configuration, Prepared, extra_list};
+pub(crate) use launch::{Arguments, LaunchConfiguration, Prepared, extra_list};
 use link::Link;
 pub(crate) use model::ArgumentBuffer;
 pub(crate) use run::ModelRun;
@@ -148,10 +148,10 @@ fn is_lazy(value: Option<&str>, version: u32) -> bool {
 }
 
 impl Modules {
-    pub(crate) fn new(knobs: &Knobs) -> Self {
+    pub(crate) fn new(configuration: &Configuration) -> Self {
         let value = cuda_sim_support::settings::setting("CUDA_MODULE_LOADING");
         Self {
-            is_lazy: is_lazy(value.as_deref(), knobs.version),
+            is_lazy: is_lazy(value.as_deref(), configuration.version),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             libraries: BTreeMap::new(),

@@ -11,7 +11,7 @@ use cuda_driver_sys::CUresult;
 
 use super::code::Entry;
 use super::kernel::Use;
-use super::launch::Configuration;
+use super::launch::LaunchConfiguration;
 use super::variable::Placed;
 use crate::abi::{LaunchParameter, ModelFunction, Release};
 use crate::callback::Inside;
@@ -136,7 +136,7 @@ impl ModelCall {
     /// The launch of a kernel with these arguments, if it has a model.
     pub(super) fn new(
         entry: &Entry,
-        configuration: Configuration,
+        configuration: LaunchConfiguration,
         arguments: &[u8],
         variables: &Arc<[Placed]>,
     ) -> Option<Self> {

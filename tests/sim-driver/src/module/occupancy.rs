@@ -64,7 +64,7 @@ impl Limits {
 
 impl State {
     pub(super) fn limits(&mut self, id: FunctionId) -> Answer<Limits> {
-        let version = self.knobs.version;
+        let version = self.configuration.version;
         let function = self.modules.functions.get(&id).ok_or(INVALID_HANDLE)?;
         let entry = function.entry()?;
         let of = |id: u32| {

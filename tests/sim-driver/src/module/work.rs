@@ -7,7 +7,7 @@ use cuda_driver_sys::CUresult;
 
 use super::code::Entry;
 use super::kernel::{BuiltIn, Use, WORD, WRITE};
-use super::launch::Configuration;
+use super::launch::LaunchConfiguration;
 use super::model::ModelCall;
 use super::run::ModelRun;
 use super::variable::Placed;
@@ -32,7 +32,7 @@ impl Work {
     /// The work of a launch. A model comes first, so that a program can replace a built-in kernel.
     pub(super) fn new(
         entry: &Entry,
-        configuration: Configuration,
+        configuration: LaunchConfiguration,
         arguments: &[u8],
         variables: &Arc<[Placed]>,
     ) -> Self {

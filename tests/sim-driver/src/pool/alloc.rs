@@ -53,7 +53,7 @@ impl State {
 
     /// The placement of a block at this point.
     fn plan(&mut self, pool: PoolId, size: u64, stream: StreamId) -> Answer<Option<Plan>> {
-        let memory = self.knobs.memory;
+        let memory = self.configuration.memory;
         let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
         let [follow_events, opportunistic, _] = pool.reuse;
         let reuse = Reuse {

@@ -73,7 +73,7 @@ exports! {
         let mut state = state()?;
         state.refuse_while_recording()?;
         state.end_finished_streams();
-        let version = state.knobs.version;
+        let version = state.configuration.version;
         let pool = state.pool(pool)?;
         if version < since(attribute.0) {
             return Err(INVALID_VALUE);
@@ -90,7 +90,7 @@ exports! {
         value.required()?;
         let mut state = state()?;
         state.refuse_while_recording()?;
-        let version = state.knobs.version;
+        let version = state.configuration.version;
         let pool = state.pool(pool)?;
         if version < since(attribute.0) {
             return Err(INVALID_VALUE);

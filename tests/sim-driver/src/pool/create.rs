@@ -66,7 +66,7 @@ impl Properties {
 
     /// As measured, or as documented where not measured.
     fn check(props: &CUmemPoolProps, state: &State) -> Answer<Self> {
-        let version = state.knobs.version;
+        let version = state.configuration.version;
         let (kind, id) = location_parts(props.location);
         let types = props.handleTypes.0;
         // Managed pools accept no optional properties; this is checked before the location.
@@ -99,8 +99,9 @@ impl Properties {
             _ => false,
         };
         // Handles of another system are refused here, whatever the mask.
-        let unshareable = types & !(state.knobs.shared_handle_types() & (SHARED_HANDLE | 8)) != 0
-            || types & 8 != 0 && version < 12030;
+        let unshareable =
+            types & !(state.configuration.shared_handle_types() & (SHARED_HANDLE | 8)) != 0
+                || types & 8 != 0 && version < 12030;
         // Documented: Windows has to be told who may open its handles.
         let is_open =
             cfg!(windows) && types & SHARED_HANDLE != 0 && props.win32SecurityAttributes.is_null();
@@ -108,7 +109,7 @@ impl Properties {
             return Err(INVALID_VALUE);
         }
         state.check_kind(props.allocType, kind)?;
-        if types & state.knobs.broken_handle_types != 0 {
+        if types & state.configuration.broken_handle_types != 0 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         Ok(Self {
@@ -129,9 +130,9 @@ impl State {
         location: CUmemLocationType,
     ) -> Answer {
         let is_there = match location {
-            _ if kind == MANAGED => self.knobs.has_concurrent_managed_access(),
-            HOST => self.knobs.host_pools,
-            HOST_NUMA => self.knobs.has_numa_pools(),
+            _ if kind == MANAGED => self.configuration.has_concurrent_managed_access(),
+            HOST => self.configuration.host_pools,
+            HOST_NUMA => self.configuration.has_numa_pools(),
             _ => true,
         };
         supported(is_there)

@@ -96,8 +96,10 @@ fn supported(is_there: bool) -> Answer {
 impl State {
     fn add_pool(&mut self, properties: Properties, is_default: bool) -> Answer<PoolId> {
         let device = properties.device();
-        let memory = device.map_or(self.knobs.memory, |device| self.devices[device].memory);
-        let chunk = self.knobs.chunk;
+        let memory = device.map_or(self.configuration.memory, |device| {
+            self.devices[device].memory
+        });
+        let chunk = self.configuration.chunk;
         let max = properties.max_size;
         let limit = if max == 0 { u64::MAX } else { max };
         if max > LARGEST_LIMIT {
@@ -125,7 +127,7 @@ impl State {
             device,
             is_default,
             is_destroyed: false,
-            space: Space::new(self.knobs.granule, chunk, capacity, limit),
+            space: Space::new(self.configuration.granule, chunk, capacity, limit),
             mapping,
             reuse: [true; 3],
             threshold: 0,
@@ -156,19 +158,19 @@ impl State {
 
     /// NOT_SUPPORTED if this device has no pools.
     pub(crate) fn check_pools(&self, device: usize) -> Answer {
-        supported(self.knobs.has_pools(self.devices[device].index))
+        supported(self.configuration.has_pools(self.devices[device].index))
     }
 
     /// The same for pools of memory on no device: one of the devices must have pools.
     pub(crate) fn check_any_pools(&self) -> Answer {
         let mut devices = self.devices.iter();
-        supported(devices.any(|device| self.knobs.has_pools(device.index)))
+        supported(devices.any(|device| self.configuration.has_pools(device.index)))
     }
 
     /// NOT_SUPPORTED if this device reports that it has no pools. One with broken pools returns its default pool, and
     /// fails to allocate from it.
     fn check_claim(&self, device: usize) -> Answer {
-        supported(self.knobs.claims_pools(self.devices[device].index))
+        supported(self.configuration.claims_pools(self.devices[device].index))
     }
 
     /// The default pool of a device, created on first use.

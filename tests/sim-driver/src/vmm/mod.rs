@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use cuda_driver_sys::{CUmemAllocationProp, CUresult};
 
 use crate::clock::Point;
+use crate::configuration::Configuration;
 use crate::export::{Answer, Export, INVALID_VALUE};
-use crate::knobs::Knobs;
 use crate::pieces::Pieces;
 use crate::state::State;
 use crate::system::Memory;
@@ -31,7 +31,7 @@ pub(crate) use touch::report_unmapped;
 
 /// For device memory, the minimum and the recommended granularity are equal.
 fn granularity() -> u64 {
-    Knobs::get().granularity
+    Configuration::get().granularity
 }
 
 /// A kind of shareable handle.
@@ -124,7 +124,7 @@ pub(crate) struct Mapped {
 impl State {
     /// NOT_SUPPORTED without virtual memory management.
     fn check_vmm(&self) -> Answer {
-        if self.knobs.has_vmm() {
+        if self.configuration.has_vmm() {
             Ok(())
         } else {
             Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)

@@ -22,7 +22,8 @@ impl State {
         }
         // Measured: unknown kinds of handle are ignored.
         let types = prop.requestedHandleTypes.0;
-        let is_missing = types & (SHARED_HANDLE | FABRIC) & !self.knobs.shared_handle_types() != 0;
+        let is_missing =
+            types & (SHARED_HANDLE | FABRIC) & !self.configuration.shared_handle_types() != 0;
         // Documented: Windows has to be told who may open its handles.
         let is_open =
             cfg!(windows) && types & SHARED_HANDLE != 0 && prop.win32HandleMetaData.is_null();

@@ -41,7 +41,7 @@ impl State {
     /// The requested location. Measured: host memory is shareable only as that of its node.
     pub(super) fn memory_place(&self, prop: &CUmemAllocationProp) -> Answer<Place> {
         let (kind, id): (_, c_int) = location_parts(prop.location);
-        let (version, types) = (self.knobs.version, prop.requestedHandleTypes.0);
+        let (version, types) = (self.configuration.version, prop.requestedHandleTypes.0);
         match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(Place::Device(self.ordinal(id)?)),
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
@@ -52,7 +52,10 @@ impl State {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA if version >= 12020 && id == 0 => {
                 // A guess.
                 let none = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-                self.knobs.has_nodes().then_some(Place::Node).ok_or(none)
+                self.configuration
+                    .has_nodes()
+                    .then_some(Place::Node)
+                    .ok_or(none)
             }
             _ => Err(INVALID_VALUE),
         }

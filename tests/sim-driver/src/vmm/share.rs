@@ -49,7 +49,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         state.check_vmm()?;
-        if kind.0 != SHARED_HANDLE || !state.knobs.has_shared_handles() {
+        if kind.0 != SHARED_HANDLE || !state.configuration.has_shared_handles() {
             return Err(INVALID_VALUE);
         }
         // Measured: UNKNOWN for anything but shared memory, NOT_SUPPORTED for a pool.

@@ -1,4 +1,4 @@
-//! Asking in another process: the knobs of a simulation are read once, when the library is loaded.
+//! Asking in another process: the settings of a simulation are read once, when the library is loaded.
 //!
 //! A test that does so is parent and child: the parent runs its own test again with other variables,
 //! and there the body does its work.
@@ -38,7 +38,7 @@ pub(crate) fn child_of(
     Some(output)
 }
 
-/// The library without the harness, which would set knobs of its own.
+/// The library without the harness, which would set settings of its own.
 pub(crate) fn load() -> &'static DriverTable {
     let path = library_path().expect("built");
     // SAFETY: the simulator's functions have the signatures of the driver.

@@ -319,9 +319,9 @@ fn work_that_runs_is_not_lost_when_memory_moves() {
 }
 
 #[test]
-fn knobs_make_it_older_broken_or_more_able() {
+fn settings_make_it_older_broken_or_more_able() {
     machine(
-        "knobs_make_it_older_broken_or_more_able",
+        "settings_make_it_older_broken_or_more_able",
         &[
             NEW,
             ("CUDA_SIM_DMA_BUF_PCIE", "1"),

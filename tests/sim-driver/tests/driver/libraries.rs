@@ -123,11 +123,11 @@ fn loading_and_unloading_wait_for_the_context() {
 
 #[test]
 fn eager_libraries_are_in_all_contexts() {
-    let knobs = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
+    let settings = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
     child_of(
         "libraries",
         "eager_libraries_are_in_all_contexts",
-        &knobs,
+        &settings,
         || {
             let _turn = turn();
             let mut mode = CUmoduleLoadingMode(0);
@@ -153,11 +153,11 @@ fn eager_libraries_are_in_all_contexts() {
 #[test]
 fn older_drivers_have_modules_and_no_libraries() {
     let name = "older_drivers_have_modules_and_no_libraries";
-    let knobs = [
+    let settings = [
         ("CUDA_SIM_DRIVER_VERSION", "11080"),
         ("CUDA_MODULE_LOADING", ""),
     ];
-    child_of("libraries", name, &knobs, || {
+    child_of("libraries", name, &settings, || {
         let table = load();
         assert!(table.has("cuModuleLoadDataEx") && table.has("cuLaunchKernel"));
         for newer in [

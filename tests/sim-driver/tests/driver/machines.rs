@@ -83,8 +83,8 @@ fn moves_bytes(table: &DriverTable, block: CUdeviceptr, stream: CUstream) {
 #[test]
 fn windows_has_no_pools() {
     for model in ["tcc", "wddm"] {
-        let knobs = [("CUDA_SIM_DRIVER_MODEL", model)];
-        machine("windows_has_no_pools", &knobs, |table| {
+        let settings = [("CUDA_SIM_DRIVER_MODEL", model)];
+        machine("windows_has_no_pools", &settings, |table| {
             // The child goes through the list too, and has the model that its parent gave it.
             let model = std::env::var("CUDA_SIM_DRIVER_MODEL").expect("set by the parent");
             assert_eq!(attribute(table, 35, 0), Ok((model == "tcc").into()));
@@ -109,9 +109,9 @@ fn windows_has_no_pools() {
 
 #[test]
 fn a_guest_with_a_virtual_gpu_has_only_plain_memory() {
-    let knobs = [("CUDA_SIM_VGPU", "1")];
+    let settings = [("CUDA_SIM_VGPU", "1")];
     let name = "a_guest_with_a_virtual_gpu_has_only_plain_memory";
-    machine(name, &knobs, |table| {
+    machine(name, &settings, |table| {
         for id in [35, 83, 89, 102, 103, 115, 119, 125, 142, 144] {
             assert_eq!(attribute(table, id, 0), Ok(0), "attribute {id}");
         }
@@ -127,8 +127,8 @@ fn a_guest_with_a_virtual_gpu_has_only_plain_memory() {
 
 #[test]
 fn broken_pools_are_promised_and_fail() {
-    let knobs = [("CUDA_SIM_BROKEN_POOLS", "1")];
-    machine("broken_pools_are_promised_and_fail", &knobs, |table| {
+    let settings = [("CUDA_SIM_BROKEN_POOLS", "1")];
+    machine("broken_pools_are_promised_and_fail", &settings, |table| {
         assert_eq!(attribute(table, 115, 0), Ok(1));
         assert_eq!(attribute(table, 119, 0), Ok(9));
         let mut pool = std::ptr::null_mut();
@@ -144,13 +144,13 @@ fn broken_pools_are_promised_and_fail() {
 
 #[test]
 fn some_devices_of_a_machine_have_pools_and_some_do_not() {
-    let knobs = [
+    let settings = [
         ("CUDA_SIM_DEVICES", "4"),
         ("CUDA_SIM_NO_POOLS", "1,3"),
         ("CUDA_VISIBLE_DEVICES", "3,2"),
     ];
     let name = "some_devices_of_a_machine_have_pools_and_some_do_not";
-    machine(name, &knobs, |table| {
+    machine(name, &settings, |table| {
         // The first that the program sees is the last of the machine.
         for (device, expected) in [(0, [0, 0, 0]), (1, [1, 9, 1])] {
             let answers = [115, 119, 144].map(|id| attribute(table, id, device));
@@ -186,9 +186,9 @@ fn some_devices_of_a_machine_have_pools_and_some_do_not() {
 #[test]
 fn a_driver_from_before_pools_has_plain_memory_and_streams() {
     for version in ["11000", "11010"] {
-        let knobs = [("CUDA_SIM_DRIVER_VERSION", version)];
+        let settings = [("CUDA_SIM_DRIVER_VERSION", version)];
         let name = "a_driver_from_before_pools_has_plain_memory_and_streams";
-        machine(name, &knobs, |table| {
+        machine(name, &settings, |table| {
             for newer in [
                 "cuMemPoolCreate",
                 "cuMemAllocAsync",

@@ -1,4 +1,4 @@
-//! What only another process shows: knobs, versions, forks, and the end.
+//! What only another process shows: settings, versions, forks, and the end.
 
 use std::ffi::{c_int, c_void};
 use std::process::Output;
@@ -90,15 +90,15 @@ fn the_newest_version_has_everything() {
 }
 
 #[test]
-fn knobs_set_up_the_machine() {
-    let knobs = [
+fn settings_set_up_the_machine() {
+    let settings = [
         ("CUDA_SIM_DEVICES", "4"),
         ("CUDA_SIM_MEMORY", "256M"),
         ("CUDA_SIM_PEERS", "0"),
         ("CUDA_SIM_HANDLE_TYPES", "lots"),
         ("CUDA_VISIBLE_DEVICES", "2,0"),
     ];
-    let output = child("knobs_set_up_the_machine", &knobs, || {
+    let output = child("settings_set_up_the_machine", &settings, || {
         let table = load();
         let mut number: c_int = 0;
         assert_eq!(
@@ -130,8 +130,8 @@ fn knobs_set_up_the_machine() {
 
 #[test]
 fn devices_without_pools_say_so() {
-    let knobs = [("CUDA_SIM_POOLS", "0")];
-    child("devices_without_pools_say_so", &knobs, || {
+    let settings = [("CUDA_SIM_POOLS", "0")];
+    child("devices_without_pools_say_so", &settings, || {
         let table = load();
         assert_eq!(call!(table.cuInit(0)), OK);
         let mut value = 7;
@@ -169,12 +169,12 @@ fn device_says(table: &DriverTable, id: u32) -> c_int {
 
 #[test]
 fn a_machine_may_lack_kinds_of_pools() {
-    let knobs = [
+    let settings = [
         ("CUDA_SIM_HOST_POOLS", "0"),
         ("CUDA_SIM_NUMA_POOLS", "0"),
         ("CUDA_SIM_MANAGED_POOLS", "0"),
     ];
-    child("a_machine_may_lack_kinds_of_pools", &knobs, || {
+    child("a_machine_may_lack_kinds_of_pools", &settings, || {
         let table = load();
         assert_eq!(call!(table.cuInit(0)), OK);
         for (id, kind, place) in [(144, 1, 2), (142, 1, 3), (89, 2, 1), (89, 2, 0)] {
@@ -194,26 +194,30 @@ fn a_machine_may_lack_kinds_of_pools() {
 
 #[test]
 fn handle_types_may_be_promised_and_not_kept() {
-    let knobs = [("CUDA_SIM_BROKEN_HANDLE_TYPES", "1")];
-    child("handle_types_may_be_promised_and_not_kept", &knobs, || {
-        let table = load();
-        assert_eq!(call!(table.cuInit(0)), OK);
-        assert_eq!(device_says(table, 119), 9);
-        let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-        assert_eq!(made(table, 1, 1, 1), refused);
-        assert_eq!(made(table, 1, 1, 9), refused);
-        assert_eq!(made(table, 1, 1, 8), OK);
-    });
+    let settings = [("CUDA_SIM_BROKEN_HANDLE_TYPES", "1")];
+    child(
+        "handle_types_may_be_promised_and_not_kept",
+        &settings,
+        || {
+            let table = load();
+            assert_eq!(call!(table.cuInit(0)), OK);
+            assert_eq!(device_says(table, 119), 9);
+            let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+            assert_eq!(made(table, 1, 1, 1), refused);
+            assert_eq!(made(table, 1, 1, 9), refused);
+            assert_eq!(made(table, 1, 1, 8), OK);
+        },
+    );
 }
 
 #[test]
 fn chosen_pairs_of_devices_are_no_peers() {
-    let knobs = [
+    let settings = [
         ("CUDA_SIM_DEVICES", "3"),
         ("CUDA_SIM_NO_PEERS", "0-2"),
         ("CUDA_VISIBLE_DEVICES", "2,1,0"),
     ];
-    child("chosen_pairs_of_devices_are_no_peers", &knobs, || {
+    child("chosen_pairs_of_devices_are_no_peers", &settings, || {
         let table = load();
         assert_eq!(call!(table.cuInit(0)), OK);
         for (one, other, expected) in [(0, 1, 1), (1, 2, 1), (0, 2, 0), (2, 0, 0)] {
@@ -269,8 +273,8 @@ fn newer_pools_tell_what_they_are() {
 
 #[test]
 fn the_driver_can_refuse_to_start() {
-    let knobs = [("CUDA_SIM_INIT_ERROR", "802")];
-    child("the_driver_can_refuse_to_start", &knobs, || {
+    let settings = [("CUDA_SIM_INIT_ERROR", "802")];
+    child("the_driver_can_refuse_to_start", &settings, || {
         let table = load();
         let refused = CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
         assert_eq!(call!(table.cuInit(0)), refused);
@@ -288,13 +292,17 @@ fn a_machine_may_show_no_device() {
 
 #[test]
 fn the_stub_answers_every_call_that_it_is_one() {
-    let knobs = [("CUDA_SIM_STUB", "1")];
-    child("the_stub_answers_every_call_that_it_is_one", &knobs, || {
-        let path = library_path().expect("built");
-        // SAFETY: the simulator's functions have the signatures of the driver.
-        let refused = unsafe { load_from(path) }.expect_err("a stub is no driver");
-        assert!(refused.to_string().contains("CUDA_ERROR_STUB_LIBRARY"));
-    });
+    let settings = [("CUDA_SIM_STUB", "1")];
+    child(
+        "the_stub_answers_every_call_that_it_is_one",
+        &settings,
+        || {
+            let path = library_path().expect("built");
+            // SAFETY: the simulator's functions have the signatures of the driver.
+            let refused = unsafe { load_from(path) }.expect_err("a stub is no driver");
+            assert!(refused.to_string().contains("CUDA_ERROR_STUB_LIBRARY"));
+        },
+    );
 }
 
 #[test]

@@ -273,12 +273,12 @@ fn requests_for_memory_are_checked() {
 }
 
 #[test]
-fn a_knob_and_virtual_gpus_have_none_of_it() {
-    for knob in [("CUDA_SIM_VMM", "0"), ("CUDA_SIM_VGPU", "1")] {
+fn a_setting_and_virtual_gpus_have_none_of_it() {
+    for setting in [("CUDA_SIM_VMM", "0"), ("CUDA_SIM_VGPU", "1")] {
         child_of(
             "vmm",
-            "a_knob_and_virtual_gpus_have_none_of_it",
-            &[knob],
+            "a_setting_and_virtual_gpus_have_none_of_it",
+            &[setting],
             || {
                 let table = load();
                 assert_eq!(call!(table.cuInit(0)), OK);

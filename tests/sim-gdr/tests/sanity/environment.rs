@@ -46,18 +46,18 @@ pub(crate) use {cu, gdr};
 
 /// A test for each kind of memory: `name(env, kind) { … }` becomes `name_cumemalloc` and `name_vmmalloc`.
 macro_rules! both {
-    ($module:literal; $($(#[$docs:meta])* $name:ident, $plain:ident, $mapped:ident, $knobs:expr;)*) => {$(
+    ($module:literal; $($(#[$docs:meta])* $name:ident, $plain:ident, $mapped:ident, $settings:expr;)*) => {$(
         $(#[$docs])*
         #[test]
         fn $plain() {
-            $crate::apart::child_of($module, stringify!($plain), $knobs, || {
+            $crate::apart::child_of($module, stringify!($plain), $settings, || {
                 $name($crate::environment::Kind::Cumemalloc);
             });
         }
 
         #[test]
         fn $mapped() {
-            $crate::apart::child_of($module, stringify!($mapped), $knobs, || {
+            $crate::apart::child_of($module, stringify!($mapped), $settings, || {
                 $name($crate::environment::Kind::Vmmalloc);
             });
         }
@@ -66,11 +66,11 @@ macro_rules! both {
 
 /// A test in its own process: `name { … }`.
 macro_rules! one {
-    ($module:literal; $($(#[$docs:meta])* $name:ident, $knobs:expr, $body:expr;)*) => {$(
+    ($module:literal; $($(#[$docs:meta])* $name:ident, $settings:expr, $body:expr;)*) => {$(
         $(#[$docs])*
         #[test]
         fn $name() {
-            $crate::apart::child_of($module, stringify!($name), $knobs, $body);
+            $crate::apart::child_of($module, stringify!($name), $settings, $body);
         }
     )*};
 }

@@ -1,5 +1,5 @@
 //! Windows on simulated machines that have gdrcopy, dma-bufs that can be mapped, both, or neither: each machine is a
-//! process of its own, because libraries and knobs are read once.
+//! process of its own, because libraries and settings are read once.
 
 mod child;
 mod closing;
@@ -48,8 +48,8 @@ fn mapping(kind: &str) -> (&str, &str) {
     ("CUDA_SIM_GDR_MAPPING", kind)
 }
 
-/// What a scenario prints on the machine that the knobs make: one with gdrcopy's library unless they name another.
-fn on(knobs: &[(&str, &str)], scenario: &str, expected: &str) -> Result<String> {
+/// What a scenario prints on the machine that the settings make: one with gdrcopy's library unless they name another.
+fn on(settings: &[(&str, &str)], scenario: &str, expected: &str) -> Result<String> {
     let gdr = gdrapi_sim::library_path().context("the simulated gdrcopy was not built")?;
     let mut command = Command::new(std::env::current_exe()?);
     for (name, _) in std::env::vars_os() {
@@ -66,17 +66,17 @@ fn on(knobs: &[(&str, &str)], scenario: &str, expected: &str) -> Result<String> 
         .env(LIBRARY_VARIABLE, sim_path()?)
         .env(GDR_LIBRARY_VARIABLE, gdr)
         .env(NVML_LIBRARY_VARIABLE, nvml()?)
-        .envs(knobs.iter().copied());
+        .envs(settings.iter().copied());
     let output = output_within(&mut command, PATIENCE)
-        .with_context(|| format!("{scenario} with {knobs:?}"))?;
+        .with_context(|| format!("{scenario} with {settings:?}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),
-        "{scenario} with {knobs:?}: {}\n{text}{errors}",
+        "{scenario} with {settings:?}: {}\n{text}{errors}",
         output.status
     );
-    ensure!(errors.is_empty(), "{scenario} with {knobs:?}: {errors}");
+    ensure!(errors.is_empty(), "{scenario} with {settings:?}: {errors}");
     Ok(text)
 }
 
@@ -86,11 +86,11 @@ fn nvml() -> Result<OsString> {
 }
 
 /// A scenario that says nothing.
-fn fine(knobs: &[(&str, &str)], scenario: &str, expected: &str) -> Result<()> {
-    let text = on(knobs, scenario, expected)?;
+fn fine(settings: &[(&str, &str)], scenario: &str, expected: &str) -> Result<()> {
+    let text = on(settings, scenario, expected)?;
     ensure!(
         text.is_empty(),
-        "{scenario} with {knobs:?} says more: {text}"
+        "{scenario} with {settings:?} says more: {text}"
     );
     Ok(())
 }
@@ -119,11 +119,11 @@ mod bodies {
     const GDRCOPY: &str = "host-mapped gdrcopy copies";
 
     /// All bodies pass, none is skipped, and these kinds were had.
-    fn pass(knobs: &[(&str, &str)], expected: &str) -> Result<()> {
-        let text = on(knobs, "bodies", expected)?;
+    fn pass(settings: &[(&str, &str)], expected: &str) -> Result<()> {
+        let text = on(settings, "bodies", expected)?;
         let all = WINDOWS.tests().len();
         let result = format!("test result: ok. {all} passed; 0 failed; 0 ignored");
-        ensure!(text.contains(&result), "{knobs:?}: {text}");
+        ensure!(text.contains(&result), "{settings:?}: {text}");
         Ok(())
     }
 
@@ -182,8 +182,8 @@ mod opening {
     use super::*;
 
     /// What is missing is told in these words, with this error number, or -1 for none.
-    fn missing(knobs: &[(&str, &str)], number: i32, words: &[&str]) -> Result<()> {
-        let text = on(knobs, "missing", "")?;
+    fn missing(settings: &[(&str, &str)], number: i32, words: &[&str]) -> Result<()> {
+        let text = on(settings, "missing", "")?;
         let start = format!("GdrMissing {number}: ");
         ensure!(text.starts_with(&start), "no {start:?} in {text}");
         contains(&text, words)
@@ -211,8 +211,8 @@ mod opening {
             ("13", "Let this user read and write it"),
             ("5", "See dmesg"),
         ] {
-            let knob = ("CUDA_SIM_GDR_OPEN_ERROR", errno);
-            missing(&[knob], errno.parse()?, &["/dev/gdrdrv", words])?;
+            let setting = ("CUDA_SIM_GDR_OPEN_ERROR", errno);
+            missing(&[setting], errno.parse()?, &["/dev/gdrdrv", words])?;
         }
         Ok(())
     }
@@ -238,7 +238,7 @@ mod opening {
     #[apply(case)]
     fn attributes_sanity(_: &Environment) -> Result<()> {
         let module = |number| ("CUDA_SIM_GDR_DRIVER_VERSION", number);
-        for (knobs, facts) in [
+        for (settings, facts) in [
             (vec![], "2.5 2.5 false true false"),
             (vec![PERSISTENT], "2.5 2.5 true true false"),
             (vec![version("2.6"), PERSISTENT], "2.6 2.6 true true false"),
@@ -250,7 +250,7 @@ mod opening {
                 "SymbolMissing SymbolMissing false false false",
             ),
         ] {
-            fine(&knobs, "attributes_sanity", facts)?;
+            fine(&settings, "attributes_sanity", facts)?;
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ mod opening {
     /// Where no window opens on a device's memory, it is the host's.
     #[apply(case)]
     fn memory_that_suits_windows_is_where_they_open(_: &Environment) -> Result<()> {
-        for (knobs, places) in [
+        for (settings, places) in [
             (vec![NO_MODULE], "Host Host Device Host Host Device"),
             (vec![], "Device Host Device Host Device Device"),
             (
@@ -267,7 +267,7 @@ mod opening {
             ),
             (vec![NEW], "Device Host Device Device Device Device"),
         ] {
-            fine(&knobs, "memory_that_suits", places)?;
+            fine(&settings, "memory_that_suits", places)?;
         }
         Ok(())
     }
@@ -336,8 +336,8 @@ mod refusals {
             ("cached", "cached"),
             ("device", "device"),
         ] {
-            for knobs in [vec![mapping(kind)], vec![mapping(kind), NEW]] {
-                fine(&knobs, "mapping_kinds", name)?;
+            for settings in [vec![mapping(kind)], vec![mapping(kind), NEW]] {
+                fine(&settings, "mapping_kinds", name)?;
             }
         }
         Ok(())
@@ -347,7 +347,7 @@ mod refusals {
     #[apply(case)]
     fn basic_v2_forcepci(_: &Environment) -> Result<()> {
         let pcie = ("CUDA_SIM_DMA_BUF_PCIE", "1");
-        for (knobs, found) in [
+        for (settings, found) in [
             (
                 vec![mapping("cached"), PERSISTENT],
                 "gdrcopy write-combining",
@@ -361,7 +361,7 @@ mod refusals {
                 "gdrcopy write-combining",
             ),
         ] {
-            fine(&knobs, "over_pcie", found)?;
+            fine(&settings, "over_pcie", found)?;
         }
         Ok(())
     }

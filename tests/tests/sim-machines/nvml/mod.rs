@@ -19,8 +19,8 @@ const ASKED: &str = "CUDA_MEM_TEST_NVML_ASKED";
 const MEMORY: (&str, &str) = ("CUDA_SIM_MEMORY", "80G");
 const EIGHT: (&str, &str) = ("CUDA_SIM_DEVICES", "8");
 
-/// The outcome of a scenario as a text, on the machine that the knobs make.
-fn on(knobs: &[(&str, &str)], scenario: &str) -> Result<String> {
+/// The outcome of a scenario as a text, on the machine that the settings make.
+fn on(settings: &[(&str, &str)], scenario: &str) -> Result<String> {
     let library = nvidia_ml_sim::library_path().context("the simulated NVML was not built")?;
     let mut command = Command::new(std::env::current_exe()?);
     for (name, _) in std::env::vars_os() {
@@ -35,12 +35,12 @@ fn on(knobs: &[(&str, &str)], scenario: &str) -> Result<String> {
         .env(LIBRARY_VARIABLE, sim_path()?)
         .env(NVML_LIBRARY_VARIABLE, library)
         .envs([MEMORY, ("NVML_SIM_RESERVED", "1G")])
-        .envs(knobs.iter().copied())
+        .envs(settings.iter().copied())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{knobs:?}: {text}{errors}");
-    ensure!(errors.is_empty(), "{knobs:?}: {errors}");
+    ensure!(output.status.success(), "{settings:?}: {text}{errors}");
+    ensure!(errors.is_empty(), "{settings:?}: {errors}");
     Ok(text)
 }
 
@@ -132,9 +132,9 @@ mod looking {
             (Some("5,2,7"), "0=5\n1=2\n2=7\n"),
             (Some("3"), "0=3\n"),
         ] {
-            let mut knobs = vec![EIGHT];
-            knobs.extend(value.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
-            let text = on(&knobs, "map")?;
+            let mut settings = vec![EIGHT];
+            settings.extend(value.map(|value| ("CUDA_VISIBLE_DEVICES", value)));
+            let text = on(&settings, "map")?;
             ensure!(text == expected, "{value:?}: {text}");
         }
         let without = ("NVML_SIM_MISSING", "nvmlDeviceGetHandleByUUID");
@@ -192,13 +192,13 @@ mod choosing {
 
     #[apply(case)]
     fn too_little_memory_says_how_much_each_has(_: &Environment) -> Result<()> {
-        let knobs = [
+        let settings = [
             ("CUDA_SIM_DEVICES", "2"),
             ("NVML_SIM_USED", "0:70G,1:60G"),
             (ASKED, "40"),
         ];
         for scenario in ["pick", "visible"] {
-            let text = on(&knobs, scenario)?;
+            let text = on(&settings, scenario)?;
             contains(
                 &text,
                 &[
@@ -217,11 +217,11 @@ mod choosing {
         let used = ("NVML_SIM_USED", "3:50G");
         let modes = ("NVML_SIM_COMPUTE_MODE", "0:2,1:3");
         let processes = ("NVML_SIM_PROCESSES", "1:1:1G");
-        let knobs = [four, used, modes, processes, ("NVML_SIM_LOST", "2")];
-        contains(&on(&knobs, "pick")?, &["3 GPU-", "ordinal 3"])?;
-        let knobs = [four, used, modes, processes, ("NVML_SIM_LOST", "2,3")];
+        let settings = [four, used, modes, processes, ("NVML_SIM_LOST", "2")];
+        contains(&on(&settings, "pick")?, &["3 GPU-", "ordinal 3"])?;
+        let settings = [four, used, modes, processes, ("NVML_SIM_LOST", "2,3")];
         contains(
-            &on(&knobs, "pick")?,
+            &on(&settings, "pick")?,
             &[
                 "InvalidDevice",
                 "prohibits contexts",
@@ -230,19 +230,19 @@ mod choosing {
             ],
         )?;
         // One process at a time is fine while there is none.
-        let knobs = [("CUDA_SIM_DEVICES", "1"), ("NVML_SIM_COMPUTE_MODE", "0:3")];
-        contains(&on(&knobs, "pick")?, &["ordinal 0"])
+        let settings = [("CUDA_SIM_DEVICES", "1"), ("NVML_SIM_COMPUTE_MODE", "0:3")];
+        contains(&on(&settings, "pick")?, &["ordinal 0"])
     }
 
     /// Where MIG is on, CUDA uses the instances and never the whole GPU.
     #[apply(case)]
     fn instances_stand_for_a_divided_gpu(_: &Environment) -> Result<()> {
-        let knobs = [
+        let settings = [
             ("CUDA_SIM_DEVICES", "2"),
             ("NVML_SIM_MIG", "0:2"),
             ("NVML_SIM_USED", "0.0:10G,1:60G"),
         ];
-        contains(&on(&knobs, "pick")?, &["1 MIG-"])
+        contains(&on(&settings, "pick")?, &["1 MIG-"])
     }
 }
 

@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::{doctor, document, ended, found, has, joined, list, machine};
 
 /// One device without pools.
-fn is_slow(knob: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> Result<Value> {
-    let value = machine(&[knob])?;
-    ensure!(value["exit_code"] == 1, "{knob:?}: {value:#}");
+fn is_slow(setting: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> Result<Value> {
+    let value = machine(&[setting])?;
+    ensure!(value["exit_code"] == 1, "{setting:?}: {value:#}");
     let device = &value["devices"][0];
     found(
         device,
@@ -19,7 +19,7 @@ fn is_slow(knob: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> R
         &["no memory pools", because],
         advice,
     )
-    .with_context(|| format!("{knob:?}"))?;
+    .with_context(|| format!("{setting:?}"))?;
     let strategy = &device["strategy"];
     ensure!(
         strategy["kind"] == "direct" && strategy["cause"] == cause,
@@ -28,11 +28,11 @@ fn is_slow(knob: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> R
     for kind in ["plain", "descriptor"] {
         ensure!(
             device["pools"][kind]["supported"] == false,
-            "{knob:?}: {device:#}"
+            "{setting:?}: {device:#}"
         );
     }
     // The same for people.
-    let (code, text) = ended(doctor(&[knob], &["--simulate"])?)?;
+    let (code, text) = ended(doctor(&[setting], &["--simulate"])?)?;
     ensure!(code == 1, "{text}");
     has(
         &text,
@@ -241,8 +241,8 @@ fn a_machine_where_nothing_works_ends_with_its_code(_: &Environment) -> Result<(
 
 #[apply(case)]
 fn peers_are_listed_in_both_directions(_: &Environment) -> Result<()> {
-    let knobs = [("CUDA_SIM_DEVICES", "3"), ("CUDA_SIM_NO_PEERS", "0-1")];
-    let value = machine(&knobs)?;
+    let settings = [("CUDA_SIM_DEVICES", "3"), ("CUDA_SIM_NO_PEERS", "0-1")];
+    let value = machine(&settings)?;
     let mut reached = Vec::new();
     for device in list(&value["devices"])? {
         for peer in list(&device["peers"])? {

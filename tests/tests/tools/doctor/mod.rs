@@ -51,13 +51,13 @@ fn document(command: Command) -> Result<Value> {
 }
 
 /// The document about a simulated machine.
-fn machine(knobs: &[(&str, &str)]) -> Result<Value> {
-    let value = document(doctor(knobs, &["--simulate", "--json"])?)?;
+fn machine(settings: &[(&str, &str)]) -> Result<Value> {
+    let value = document(doctor(settings, &["--simulate", "--json"])?)?;
     for device in list(&value["devices"])? {
         // The examination left no trace, whatever there was to find.
         let context = &device["context"];
-        ensure!(context["active_before"] == false, "{knobs:?}: {device}");
-        ensure!(context["active_after"] == false, "{knobs:?}: {device}");
+        ensure!(context["active_before"] == false, "{settings:?}: {device}");
+        ensure!(context["active_after"] == false, "{settings:?}: {device}");
     }
     Ok(value)
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::knobs::{Knobs, Version};
+use crate::configuration::{Configuration, Version};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -11,9 +11,9 @@ static ON_LOAD: extern "C" fn() = on_load;
 /// Run first by the loader. Does nothing in a program that only links this crate.
 extern "C" fn on_load() {
     cuda_sim_support::elf::hide_in_library(on_load as *const c_void, |name| {
-        let knobs = Knobs::get();
-        let is_missing = knobs.missing.iter().any(|missing| missing == name);
-        is_missing || !is_of(name, knobs.version)
+        let configuration = Configuration::get();
+        let is_missing = configuration.missing.iter().any(|missing| missing == name);
+        is_missing || !is_of(name, configuration.version)
     });
 }
 

@@ -12,7 +12,7 @@ pub(crate) const BAR1: u64 = 256 << 30;
 
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Knobs {
+pub(crate) struct Configuration {
     pub(crate) devices: usize,
     /// Allocatable bytes of a GPU.
     pub(crate) memory: u64,
@@ -34,16 +34,16 @@ pub(crate) struct Knobs {
     pub(crate) error: Option<u32>,
 }
 
-impl Knobs {
+impl Configuration {
     /// The settings of this process.
     pub(crate) fn get() -> &'static Self {
-        static KNOBS: OnceLock<Knobs> = OnceLock::new();
-        KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(setting);
+        static CONFIGURATION: OnceLock<Configuration> = OnceLock::new();
+        CONFIGURATION.get_or_init(|| {
+            let (configuration, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim-nvml: {complaint}");
             }
-            knobs
+            configuration
         })
     }
 
@@ -53,7 +53,7 @@ impl Knobs {
             look_up,
             complaints: Vec::new(),
         };
-        let knobs = Self {
+        let configuration = Self {
             devices: reader.one("CUDA_SIM_DEVICES", number).unwrap_or(1).min(64),
             // The default of the simulated driver, which is an H200's.
             memory: reader
@@ -92,7 +92,7 @@ impl Knobs {
                 .one("NVML_SIM_ERROR", number)
                 .filter(|code| *code != 0),
         };
-        (knobs, reader.complaints)
+        (configuration, reader.complaints)
     }
 
     /// Number of MIG instances of a GPU; `None` without MIG.
@@ -164,13 +164,13 @@ mod tests {
     #[test]
     fn mig_is_described_once_for_both_libraries() {
         let mig = |own: Option<&str>| {
-            let (knobs, complaints) = Knobs::read(|name| match name {
+            let (configuration, complaints) = Configuration::read(|name| match name {
                 "CUDA_SIM_MIG" => Some("0:2".to_owned()),
                 "NVML_SIM_MIG" => own.map(str::to_owned),
                 _ => None,
             });
             assert!(complaints.is_empty(), "{complaints:?}");
-            knobs.mig
+            configuration.mig
         };
         assert_eq!(mig(None), [(0, 2)]);
         assert_eq!(mig(Some("1:3")), [(1, 3)]);
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn lists_are_read() {
-        let (knobs, complaints) = Knobs::read(|name| {
+        let (configuration, complaints) = Configuration::read(|name| {
             let value = match name {
                 "CUDA_SIM_DEVICES" => "8",
                 "NVML_SIM_USED" => "0:10G, 3:70G,1.1:5",
@@ -192,29 +192,35 @@ mod tests {
             Some(value.to_owned())
         });
         assert_eq!(complaints, [""; 0]);
-        assert_eq!(knobs.devices, 8);
+        assert_eq!(configuration.devices, 8);
         assert_eq!(
-            knobs.used,
+            configuration.used,
             [
                 ((0, None), 10 << 30),
                 ((3, None), 70 << 30),
                 ((1, Some(1)), 5)
             ]
         );
-        assert_eq!((knobs.instances(1), knobs.instances(0)), (Some(3), None));
         assert_eq!(
-            knobs.processes,
+            (configuration.instances(1), configuration.instances(0)),
+            (Some(3), None)
+        );
+        assert_eq!(
+            configuration.processes,
             [((0, None), 4711, Some(1024)), ((2, None), 12, None)]
         );
-        assert_eq!((knobs.error, knobs.bar1_free), (Some(9), 64 << 10));
+        assert_eq!(
+            (configuration.error, configuration.bar1_free),
+            (Some(9), 64 << 10)
+        );
     }
 
     #[test]
     fn nonsense_is_named_and_ignored() {
-        let (knobs, complaints) =
-            Knobs::read(|name| (name == "NVML_SIM_USED").then(|| "0=10G".to_owned()));
+        let (configuration, complaints) =
+            Configuration::read(|name| (name == "NVML_SIM_USED").then(|| "0=10G".to_owned()));
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].contains("NVML_SIM_USED"), "{complaints:?}");
-        assert_eq!(knobs.used, []);
+        assert_eq!(configuration.used, []);
     }
 }

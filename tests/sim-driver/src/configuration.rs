@@ -10,7 +10,7 @@ use crate::system::SHARED_HANDLE;
 
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Knobs {
+pub(crate) struct Configuration {
     /// Number of devices in the machine, before `CUDA_VISIBLE_DEVICES`.
     pub(crate) devices: usize,
     /// Bytes of memory of each device.
@@ -86,7 +86,7 @@ const OWN_MODEL: DriverModel = if cfg!(windows) {
     DriverModel::Linux
 };
 
-impl Default for Knobs {
+impl Default for Configuration {
     /// As measured with one H200 and driver 580.159.04. On Windows what is known of there: WDDM, handles of its own, no
     /// dma-bufs, no NUMA nodes; nothing of it is measured.
     fn default() -> Self {
@@ -124,16 +124,16 @@ impl Default for Knobs {
     }
 }
 
-impl Knobs {
-    /// The knobs of this process.
+impl Configuration {
+    /// The configuration of this process.
     pub(crate) fn get() -> &'static Self {
-        static KNOBS: OnceLock<Knobs> = OnceLock::new();
-        KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(setting);
+        static CONFIGURATION: OnceLock<Configuration> = OnceLock::new();
+        CONFIGURATION.get_or_init(|| {
+            let (configuration, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim: {complaint}");
             }
-            knobs
+            configuration
         })
     }
 
@@ -167,7 +167,7 @@ impl Knobs {
         let model = look_up("CUDA_SIM_DRIVER_MODEL");
         let has_usual_pools = model.is_none_or(|model| model.trim() != "wddm");
         let step = 64 << 10..=1 << 40;
-        let mut knobs = Self {
+        let mut configuration = Self {
             devices: read("CUDA_SIM_DEVICES", 1, 0..=64) as usize,
             memory: read("CUDA_SIM_MEMORY", default.memory, 1 << 20..=1 << 42),
             version: read(
@@ -208,7 +208,7 @@ impl Knobs {
         };
         if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
             match pairs(&text, '-') {
-                Some(pairs) => knobs.no_peers = pairs,
+                Some(pairs) => configuration.no_peers = pairs,
                 None => complaints.push(format!(
                     "CUDA_SIM_NO_PEERS={text:?} is no list of pairs such as 0-1,2-3; ignored"
                 )),
@@ -217,7 +217,7 @@ impl Knobs {
         if let Some(text) = look_up("CUDA_SIM_MIG") {
             let pairs = pairs(&text, ':');
             match pairs.filter(|pairs| pairs.iter().all(|(_, count)| *count <= MIG_AT_MOST)) {
-                Some(pairs) => knobs.mig = pairs,
+                Some(pairs) => configuration.mig = pairs,
                 None => complaints.push(format!(
                     "CUDA_SIM_MIG={text:?} is no list of devices and their instances, at most {MIG_AT_MOST}, such as 0:2,1:7; ignored"
                 )),
@@ -225,7 +225,7 @@ impl Knobs {
         }
         if let Some(text) = look_up("CUDA_SIM_NO_POOLS") {
             match numbers(&text) {
-                Some(numbers) => knobs.no_pools = numbers,
+                Some(numbers) => configuration.no_pools = numbers,
                 None => complaints.push(format!(
                     "CUDA_SIM_NO_POOLS={text:?} is no list of devices such as 1,3; ignored"
                 )),
@@ -233,41 +233,49 @@ impl Knobs {
         }
         if let Some(text) = look_up("CUDA_SIM_DRIVER_MODEL") {
             match text.trim() {
-                "linux" => knobs.model = DriverModel::Linux,
-                "tcc" => knobs.model = DriverModel::Tcc,
-                "wddm" => knobs.model = DriverModel::Wddm,
+                "linux" => configuration.model = DriverModel::Linux,
+                "tcc" => configuration.model = DriverModel::Tcc,
+                "wddm" => configuration.model = DriverModel::Wddm,
                 _ => complaints.push(format!(
                     "CUDA_SIM_DRIVER_MODEL={text:?} is none of linux, tcc, wddm; ignored"
                 )),
             }
         }
-        if knobs.coherent && !knobs.is_coherent() {
+        if configuration.coherent && !configuration.is_coherent() {
             complaints.push(
                 "CUDA_SIM_COHERENT=1 needs Linux and concurrent managed access; ignored".into(),
             );
         }
         let is_asked = |name| look_up(name).and_then(|text| size(&text)) == Some(1);
-        if is_asked("CUDA_SIM_POOLS") && !knobs.may_have_pools() {
+        if is_asked("CUDA_SIM_POOLS") && !configuration.may_have_pools() {
             complaints.push(
                 "CUDA_SIM_POOLS=1 needs another driver model than tcc, and no virtual GPU; ignored"
                     .into(),
             );
         }
-        if is_asked("CUDA_SIM_DMA_BUF") && !knobs.has_dma_buf() {
+        if is_asked("CUDA_SIM_DMA_BUF") && !configuration.has_dma_buf() {
             complaints.push("CUDA_SIM_DMA_BUF=1 needs the driver model linux; ignored".into());
         }
-        let unknown = knobs.handle_types & !knobs.shared_handle_types();
+        let unknown = configuration.handle_types & !configuration.shared_handle_types();
         if unknown != 0 && look_up("CUDA_SIM_HANDLE_TYPES").is_some() {
             complaints.push(format!(
                 "CUDA_SIM_HANDLE_TYPES has kinds that need the driver model linux: {unknown}; ignored"
             ));
         }
         for (name, value, default) in [
-            ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
-            ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
+            (
+                "CUDA_SIM_POOL_GRANULE",
+                &mut configuration.granule,
+                default.granule,
+            ),
+            (
+                "CUDA_SIM_POOL_CHUNK",
+                &mut configuration.chunk,
+                default.chunk,
+            ),
             (
                 "CUDA_SIM_GRANULARITY",
-                &mut knobs.granularity,
+                &mut configuration.granularity,
                 default.granularity,
             ),
         ] {
@@ -278,11 +286,11 @@ impl Knobs {
                 *value = default;
             }
         }
-        if knobs.granule > knobs.chunk {
+        if configuration.granule > configuration.chunk {
             complaints.push("the granule is larger than the chunk; using 512 and 32 MiB".into());
-            (knobs.granule, knobs.chunk) = (default.granule, default.chunk);
+            (configuration.granule, configuration.chunk) = (default.granule, default.chunk);
         }
-        (knobs, complaints)
+        (configuration, complaints)
     }
 }
 
@@ -320,8 +328,8 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> (Knobs, Vec<String>) {
-        Knobs::read(|name| {
+    fn read(pairs: &[(&str, &str)]) -> (Configuration, Vec<String>) {
+        Configuration::read(|name| {
             let found = pairs.iter().find(|(key, _)| *key == name)?;
             Some(found.1.to_owned())
         })
@@ -329,7 +337,7 @@ mod tests {
 
     #[test]
     fn nothing_set_is_the_measured_device() {
-        assert_eq!(read(&[]), (Knobs::default(), Vec::new()));
+        assert_eq!(read(&[]), (Configuration::default(), Vec::new()));
     }
 
     #[test]
@@ -344,46 +352,51 @@ mod tests {
     }
 
     #[test]
-    fn a_knob_that_makes_no_sense_is_named_and_the_default_stays() {
-        let (knobs, complaints) = read(&[("CUDA_SIM_DEVICES", "many"), ("CUDA_SIM_MEMORY", "8G")]);
-        assert_eq!(knobs.devices, 1);
-        assert_eq!(knobs.memory, 8 << 30);
+    fn a_setting_that_makes_no_sense_is_named_and_the_default_stays() {
+        let (configuration, complaints) =
+            read(&[("CUDA_SIM_DEVICES", "many"), ("CUDA_SIM_MEMORY", "8G")]);
+        assert_eq!(configuration.devices, 1);
+        assert_eq!(configuration.memory, 8 << 30);
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].contains("CUDA_SIM_DEVICES=\"many\""));
     }
 
     #[test]
     fn pairs_without_access_are_a_list() {
-        let (knobs, complaints) = read(&[("CUDA_SIM_NO_PEERS", "0-1, 2-3")]);
-        assert_eq!(knobs.no_peers, [(0, 1), (2, 3)]);
+        let (configuration, complaints) = read(&[("CUDA_SIM_NO_PEERS", "0-1, 2-3")]);
+        assert_eq!(configuration.no_peers, [(0, 1), (2, 3)]);
         assert!(complaints.is_empty());
         for wrong in ["", "0", "0-1,", "a-b", "0-1-2"] {
-            let (knobs, complaints) = read(&[("CUDA_SIM_NO_PEERS", wrong)]);
-            assert!(knobs.no_peers.is_empty());
+            let (configuration, complaints) = read(&[("CUDA_SIM_NO_PEERS", wrong)]);
+            assert!(configuration.no_peers.is_empty());
             assert_eq!(complaints.len(), 1, "{wrong}");
         }
     }
 
     #[test]
     fn instances_are_a_list() {
-        let (knobs, complaints) = read(&[("CUDA_SIM_MIG", "0:2, 3:0")]);
-        assert_eq!(knobs.mig, [(0, 2), (3, 0)]);
+        let (configuration, complaints) = read(&[("CUDA_SIM_MIG", "0:2, 3:0")]);
+        assert_eq!(configuration.mig, [(0, 2), (3, 0)]);
         assert!(complaints.is_empty());
         for wrong in ["0-2", "0:8", "0:99999999999999"] {
-            let (knobs, complaints) = read(&[("CUDA_SIM_MIG", wrong)]);
-            assert_eq!((knobs.mig.len(), complaints.len()), (0, 1), "{wrong}");
+            let (configuration, complaints) = read(&[("CUDA_SIM_MIG", wrong)]);
+            assert_eq!(
+                (configuration.mig.len(), complaints.len()),
+                (0, 1),
+                "{wrong}"
+            );
         }
     }
 
     #[test]
     fn devices_without_pools_are_a_list() {
-        let (knobs, complaints) = read(&[("CUDA_SIM_NO_POOLS", "1, 3")]);
+        let (configuration, complaints) = read(&[("CUDA_SIM_NO_POOLS", "1, 3")]);
         assert!(complaints.is_empty());
-        let have: Vec<bool> = (0..5).map(|index| knobs.has_pools(index)).collect();
+        let have: Vec<bool> = (0..5).map(|index| configuration.has_pools(index)).collect();
         assert_eq!(have, [true, false, true, false, true]);
         for wrong in ["", "1,", "a", "1-3", "-1"] {
-            let (knobs, complaints) = read(&[("CUDA_SIM_NO_POOLS", wrong)]);
-            assert!(knobs.no_pools.is_empty());
+            let (configuration, complaints) = read(&[("CUDA_SIM_NO_POOLS", wrong)]);
+            assert!(configuration.no_pools.is_empty());
             assert_eq!(complaints.len(), 1, "{wrong}");
         }
     }
@@ -396,22 +409,29 @@ mod tests {
             ("CUDA_SIM_VGPU", "1", false, false),
             ("CUDA_SIM_POOLS", "0", true, !cfg!(windows)),
         ] {
-            let (knobs, complaints) = read(&[(name, value)]);
+            let (configuration, complaints) = read(&[(name, value)]);
             assert!(complaints.is_empty());
-            assert!(!knobs.claims_pools(0) && !knobs.has_pools(0), "{value}");
-            assert_eq!(knobs.has_managed_memory(), managed, "{value}");
-            assert_eq!(knobs.has_concurrent_managed_access(), concurrent, "{value}");
+            assert!(
+                !configuration.claims_pools(0) && !configuration.has_pools(0),
+                "{value}"
+            );
+            assert_eq!(configuration.has_managed_memory(), managed, "{value}");
+            assert_eq!(
+                configuration.has_concurrent_managed_access(),
+                concurrent,
+                "{value}"
+            );
         }
         let newer = [("CUDA_SIM_DRIVER_MODEL", "wddm"), ("CUDA_SIM_POOLS", "1")];
         assert!(read(&newer).0.claims_pools(0));
-        let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "linux")]);
-        let expected = Knobs {
+        let (configuration, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "linux")]);
+        let expected = Configuration {
             model: DriverModel::Linux,
-            ..Knobs::default()
+            ..Configuration::default()
         };
-        assert_eq!((knobs, complaints), (expected, Vec::new()));
-        let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
-        assert_eq!((knobs.model, complaints.len()), (OWN_MODEL, 1));
+        assert_eq!((configuration, complaints), (expected, Vec::new()));
+        let (configuration, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
+        assert_eq!((configuration.model, complaints.len()), (OWN_MODEL, 1));
     }
 
     #[test]
@@ -427,9 +447,9 @@ mod tests {
             ("wddm", ("CUDA_SIM_HANDLE_TYPES", "2"), 0),
             ("linux", ("CUDA_SIM_HANDLE_TYPES", "11"), 0),
         ] {
-            let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", model), other]);
+            let (configuration, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", model), other]);
             assert_eq!(complaints.len(), complaint, "{model}, {other:?}");
-            assert!(model == "linux" || !knobs.has_dma_buf(), "{model}");
+            assert!(model == "linux" || !configuration.has_dma_buf(), "{model}");
         }
         let (_, complaints) = read(&[("CUDA_SIM_VGPU", "1"), ("CUDA_SIM_POOLS", "1")]);
         assert_eq!(complaints.len(), 1);
@@ -439,9 +459,9 @@ mod tests {
     fn only_linux_with_managed_memory_is_coherent() {
         let coherent = ("CUDA_SIM_COHERENT", "1");
         let linux = ("CUDA_SIM_DRIVER_MODEL", "linux");
-        let (knobs, complaints) = read(&[coherent, linux]);
+        let (configuration, complaints) = read(&[coherent, linux]);
         assert_eq!(
-            (knobs.is_coherent(), complaints.len()),
+            (configuration.is_coherent(), complaints.len()),
             (cfg!(target_os = "linux"), usize::from(cfg!(windows)))
         );
         for other in [
@@ -449,23 +469,23 @@ mod tests {
             ("CUDA_SIM_VGPU", "1"),
             ("CUDA_SIM_MANAGED_POOLS", "0"),
         ] {
-            let (knobs, complaints) = read(&[coherent, other]);
-            assert_eq!((knobs.is_coherent(), complaints.len()), (false, 1));
+            let (configuration, complaints) = read(&[coherent, other]);
+            assert_eq!((configuration.is_coherent(), complaints.len()), (false, 1));
         }
     }
 
     #[test]
     fn broken_pools_are_promised_and_not_there() {
-        let (knobs, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1")]);
-        assert!(knobs.claims_pools(0) && !knobs.has_pools(0));
-        let (knobs, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1"), ("CUDA_SIM_POOLS", "0")]);
-        assert!(!knobs.claims_pools(0));
+        let (configuration, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1")]);
+        assert!(configuration.claims_pools(0) && !configuration.has_pools(0));
+        let (configuration, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1"), ("CUDA_SIM_POOLS", "0")]);
+        assert!(!configuration.claims_pools(0));
     }
 
     #[test]
     fn chunks_are_powers_of_two() {
-        let (knobs, complaints) = read(&[("CUDA_SIM_POOL_CHUNK", "3M")]);
-        assert_eq!(knobs.chunk, 32 << 20);
+        let (configuration, complaints) = read(&[("CUDA_SIM_POOL_CHUNK", "3M")]);
+        assert_eq!(configuration.chunk, 32 << 20);
         assert_eq!(complaints.len(), 1);
     }
 
@@ -476,8 +496,8 @@ mod tests {
             ("96K", 2 << 20, 1),
             ("32K", 2 << 20, 1),
         ] {
-            let (knobs, complaints) = read(&[("CUDA_SIM_GRANULARITY", text)]);
-            let found = (knobs.granularity, complaints.len());
+            let (configuration, complaints) = read(&[("CUDA_SIM_GRANULARITY", text)]);
+            let found = (configuration.granularity, complaints.len());
             assert_eq!(found, (granularity, complaint), "{text}");
         }
     }

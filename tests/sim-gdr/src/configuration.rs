@@ -11,7 +11,7 @@ pub(crate) type Version = (c_int, c_int);
 
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Knobs {
+pub(crate) struct Configuration {
     pub(crate) version: Version,
     pub(crate) driver_version: Version,
     /// The error of opening the module's device.
@@ -24,16 +24,16 @@ pub(crate) struct Knobs {
     pub(crate) wants_dma_buf: bool,
 }
 
-impl Knobs {
+impl Configuration {
     /// The settings of this process.
     pub(crate) fn get() -> &'static Self {
-        static KNOBS: OnceLock<Knobs> = OnceLock::new();
-        KNOBS.get_or_init(|| {
-            let (knobs, complaints) = Self::read(setting);
+        static CONFIGURATION: OnceLock<Configuration> = OnceLock::new();
+        CONFIGURATION.get_or_init(|| {
+            let (configuration, complaints) = Self::read(setting);
             for complaint in complaints {
                 eprintln!("cuda-sim-gdr: {complaint}");
             }
-            knobs
+            configuration
         })
     }
 
@@ -55,7 +55,7 @@ impl Knobs {
         let persistent = parse(read("CUDA_SIM_GDR_PERSISTENT"), SWITCH);
         let mapping = parse(read("CUDA_SIM_GDR_MAPPING"), MAPPING).unwrap_or((1, 0));
         let missing = look_up("CUDA_SIM_GDR_MISSING").unwrap_or_default();
-        let knobs = Self {
+        let configuration = Self {
             version,
             driver_version: driver.unwrap_or(version),
             open_error: open_error.map(|(code, _)| code),
@@ -67,7 +67,7 @@ impl Knobs {
                 .collect(),
             wants_dma_buf: look_up("GDRCOPY_USE_DMABUF_MMAP").as_deref() == Some("1"),
         };
-        (knobs, complaints)
+        (configuration, complaints)
     }
 
     /// Whether the library supports an alternative to the module.
@@ -104,8 +104,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knobs_are_read() {
-        let (knobs, complaints) = Knobs::read(|name| {
+    fn settings_are_read() {
+        let (configuration, complaints) = Configuration::read(|name| {
             let value = match name {
                 "CUDA_SIM_GDR_VERSION" => "2.6",
                 "CUDA_SIM_GDR_DRIVER_VERSION" => "2.4",
@@ -118,20 +118,35 @@ mod tests {
             Some(value.to_owned())
         });
         assert_eq!(complaints, [""; 0]);
-        assert_eq!((knobs.version, knobs.driver_version), ((2, 6), (2, 4)));
-        assert_eq!((knobs.open_error, knobs.is_persistent), (Some(13), true));
-        assert_eq!(knobs.mapping, gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING);
-        assert_eq!(knobs.missing, ["gdr_map_v2", "gdr_get_info"]);
-        assert!(knobs.knows_dma_buf() && !knobs.wants_dma_buf);
+        assert_eq!(
+            (configuration.version, configuration.driver_version),
+            ((2, 6), (2, 4))
+        );
+        assert_eq!(
+            (configuration.open_error, configuration.is_persistent),
+            (Some(13), true)
+        );
+        assert_eq!(
+            configuration.mapping,
+            gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING
+        );
+        assert_eq!(configuration.missing, ["gdr_map_v2", "gdr_get_info"]);
+        assert!(configuration.knows_dma_buf() && !configuration.wants_dma_buf);
     }
 
     #[test]
     fn nothing_set_is_a_library_and_a_module_of_2_5() {
-        let (knobs, complaints) = Knobs::read(|_| None);
+        let (configuration, complaints) = Configuration::read(|_| None);
         assert_eq!(complaints, [""; 0]);
-        assert_eq!((knobs.version, knobs.driver_version), ((2, 5), (2, 5)));
-        assert_eq!(knobs.mapping, gdr_mapping_type_t::GDR_MAPPING_TYPE_WC);
-        assert!(!knobs.is_persistent && knobs.open_error.is_none());
+        assert_eq!(
+            (configuration.version, configuration.driver_version),
+            ((2, 5), (2, 5))
+        );
+        assert_eq!(
+            configuration.mapping,
+            gdr_mapping_type_t::GDR_MAPPING_TYPE_WC
+        );
+        assert!(!configuration.is_persistent && configuration.open_error.is_none());
     }
 
     #[test]
@@ -142,7 +157,8 @@ mod tests {
             ("CUDA_SIM_GDR_PERSISTENT", "2"),
             ("CUDA_SIM_GDR_MAPPING", "WC"),
         ] {
-            let (_, complaints) = Knobs::read(|name| (name == variable).then(|| value.to_owned()));
+            let (_, complaints) =
+                Configuration::read(|name| (name == variable).then(|| value.to_owned()));
             assert_eq!(complaints.len(), 1, "{variable}");
             assert!(complaints[0].contains(variable), "{complaints:?}");
         }

@@ -7,7 +7,7 @@ use cuda_sim_support::settings::setting;
 
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Knobs {
+pub(crate) struct Configuration {
     /// In the notation of `ncclGetVersion`.
     pub(crate) version: i32,
     /// Symbols that are hidden.
@@ -16,20 +16,20 @@ pub(crate) struct Knobs {
     pub(crate) warns: bool,
 }
 
-impl Knobs {
+impl Configuration {
     /// The settings of this process.
     pub(crate) fn get() -> &'static Self {
-        static KNOBS: OnceLock<Knobs> = OnceLock::new();
-        KNOBS.get_or_init(|| {
+        static CONFIGURATION: OnceLock<Configuration> = OnceLock::new();
+        CONFIGURATION.get_or_init(|| {
             // A machine has nothing from the environment, but what is printed does not change what happens.
-            let (knobs, complaint) = Self::read(|name| match name {
+            let (configuration, complaint) = Self::read(|name| match name {
                 "NCCL_DEBUG" => std::env::var(name).ok(),
                 _ => setting(name),
             });
             if let Some(complaint) = complaint {
                 eprintln!("cuda-sim-nccl: {complaint}");
             }
-            knobs
+            configuration
         })
     }
 
@@ -48,7 +48,7 @@ impl Knobs {
         let missing = look_up("NCCL_SIM_MISSING").unwrap_or_default();
         let names = missing.split(',').map(str::trim);
         let debug = look_up("NCCL_DEBUG").unwrap_or_default().to_uppercase();
-        let knobs = Self {
+        let configuration = Self {
             version: version.unwrap_or(NCCL_VERSION(2, 28, 9).cast_signed()),
             missing: names
                 .filter(|name| !name.is_empty())
@@ -56,7 +56,7 @@ impl Knobs {
                 .collect(),
             warns: ["WARN", "INFO", "TRACE"].contains(&debug.as_str()),
         };
-        (knobs, complaint)
+        (configuration, complaint)
     }
 }
 
@@ -67,18 +67,21 @@ mod tests {
     #[test]
     fn settings_are_read_and_nonsense_is_named() {
         let read = |version: &'static str| {
-            Knobs::read(move |name| match name {
+            Configuration::read(move |name| match name {
                 "NCCL_SIM_VERSION" => Some(version.to_owned()),
                 "NCCL_SIM_MISSING" => Some("ncclMemAlloc, ncclMemFree,".to_owned()),
                 "NCCL_DEBUG" => Some("warn".to_owned()),
                 _ => None,
             })
         };
-        let (knobs, complaint) = read("22304");
-        assert_eq!((knobs.version, knobs.warns, complaint), (22304, true, None));
-        assert_eq!(knobs.missing, ["ncclMemAlloc", "ncclMemFree"]);
-        let (knobs, complaint) = read("two");
-        assert_eq!(knobs.version, 22809);
+        let (configuration, complaint) = read("22304");
+        assert_eq!(
+            (configuration.version, configuration.warns, complaint),
+            (22304, true, None)
+        );
+        assert_eq!(configuration.missing, ["ncclMemAlloc", "ncclMemFree"]);
+        let (configuration, complaint) = read("two");
+        assert_eq!(configuration.version, 22809);
         assert!(complaint.is_some_and(|text| text.contains("NCCL_SIM_VERSION")));
     }
 }

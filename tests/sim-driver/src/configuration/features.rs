@@ -1,6 +1,6 @@
 //! What a machine with these settings has.
 
-use super::{DriverModel, Knobs};
+use super::{Configuration, DriverModel};
 
 /// The first version whose dma-bufs the host can map.
 const DMA_BUF_MMAP_SINCE: u32 = 13030;
@@ -8,7 +8,7 @@ const DMA_BUF_MMAP_SINCE: u32 = 13030;
 /// Kinds of handle that no driver of Windows has: descriptors, and those of fabrics.
 const OF_LINUX: u32 = 1 | 8;
 
-impl Knobs {
+impl Configuration {
     /// Whether this device of the machine reports memory pools.
     pub(crate) fn claims_pools(&self, index: usize) -> bool {
         self.pools && self.may_have_pools() && !self.no_pools.contains(&index)
