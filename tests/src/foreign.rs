@@ -1,4 +1,4 @@
-//! Captures as a program without this crate begins and ends them.
+//! Captures and waits as a program without this crate makes them.
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
@@ -98,6 +98,16 @@ pub(crate) fn fill(address: CUdeviceptr, value: u32, count: usize, stream: &Stre
     let _current = stream.context().bind()?;
     // SAFETY: the caller has that memory, and the stream is live.
     let code = unsafe { fill(address, value, count, stream.as_raw()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(())
+}
+
+/// Waits for a stream. This crate does not hear of it.
+pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
+    let table = stream.device().driver().table();
+    let synchronize = table.cuStreamSynchronize.context("no streams")?;
+    // SAFETY: the stream is live.
+    let code = unsafe { synchronize(stream.as_raw()) };
     ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
     Ok(())
 }

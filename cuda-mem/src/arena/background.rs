@@ -170,7 +170,8 @@ impl Requests {
             if trims {
                 arena.give_back_apart();
             }
-            let missing = prepares.then(|| self.prepare(&arena)).flatten();
+            let wanted = prepares.then(|| self.begin_look()).flatten();
+            let missing = wanted.map(|wanted| arena.prepare(wanted));
             drop((arena, working));
             if let Some(missing) = missing {
                 self.pause();
@@ -187,8 +188,8 @@ impl Requests {
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Prepares a place for the wanted block. Returns how many bytes are missing; `None` if it is not to look again.
-    fn prepare(&self, arena: &Inner) -> Option<u64> {
+    /// Counts a look. Returns the units of the wanted block; `None` if the thread is not to look.
+    fn begin_look(&self) -> Option<u32> {
         let wanted = self.wanted.load(Ordering::Relaxed);
         let looks = self.looks.load(Ordering::Relaxed);
         if wanted == 0 || looks == 0 {
@@ -198,7 +199,7 @@ impl Requests {
         // Frees during the look count for the next one.
         self.until_look.store(NO_LOOK, Ordering::Relaxed);
         self.watches.store(true, Ordering::Relaxed);
-        Some(arena.prepare(wanted))
+        Some(wanted)
     }
 
     /// Has the thread look again when the program has freed the missing bytes, and enough to make a difference.
@@ -212,5 +213,87 @@ impl Requests {
         } else {
             self.state().is_asked_to_prepare = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Units.
+    const MIB: u32 = 4096;
+
+    /// Without a thread.
+    fn idle() -> Background {
+        Background {
+            requests: Arc::default(),
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// Whether a look was asked for since the last call.
+    fn is_asked(background: &Background) -> bool {
+        std::mem::take(&mut background.requests.state().is_asked_to_prepare)
+    }
+
+    #[test]
+    fn it_looks_again_when_enough_was_freed() {
+        for (wanted, missing, until) in [
+            (128_u32, 0_u32, 16_u32),
+            (128, 20, 20),
+            (4, 0, 8),
+            (4, 9, 9),
+        ] {
+            for meanwhile in [0, 1, until - 1, until] {
+                let background = idle();
+                let requests = &background.requests;
+                // Nobody wants anything.
+                background.freed(1000 * MIB);
+                assert!(!is_asked(&background));
+                background.was_short(wanted * MIB);
+                assert!(is_asked(&background));
+                assert_eq!(requests.begin_look(), Some(wanted * MIB));
+                background.freed(meanwhile * MIB);
+                assert!(!is_asked(&background), "not during a look");
+                requests.watch(u64::from(missing) << 20);
+                assert_eq!(is_asked(&background), meanwhile == until);
+                if meanwhile == until {
+                    continue;
+                }
+                background.freed((until - meanwhile) * MIB - 1);
+                assert!(!is_asked(&background), "one unit is missing");
+                background.freed(1);
+                assert!(is_asked(&background), "{wanted}, {missing}, {meanwhile}");
+                assert!(!requests.watches.load(Ordering::Relaxed));
+                // Another thread was about to count it.
+                requests.count_freed(MIB);
+                assert!(!is_asked(&background), "once");
+            }
+        }
+    }
+
+    #[test]
+    fn it_rests_after_many_looks_until_a_request_is_short() {
+        let background = idle();
+        let look = || background.requests.begin_look();
+        assert_eq!(look(), None);
+        for _ in 0..2 {
+            background.was_short(MIB);
+            assert!((0..LOOKS).all(|_| look() == Some(MIB)));
+            assert_eq!(look(), None);
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_no_longer_requested_are_forgotten() {
+        let background = idle();
+        let look = || background.requests.begin_look();
+        background.was_short(8000);
+        background.was_short(1000);
+        assert_eq!(look(), Some(7000));
+        (0..100).for_each(|_| background.was_short(1000));
+        assert_eq!(look(), Some(1000));
+        background.was_short(9000);
+        assert_eq!(look(), Some(9000));
     }
 }

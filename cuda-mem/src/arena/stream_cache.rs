@@ -262,8 +262,12 @@ impl StreamCache {
 
     /// Host bytes that the bookkeeping takes.
     pub(super) fn bytes(&self) -> usize {
-        self.heap.bytes()
-            + size_of::<Self>()
+        // The heap counts itself.
+        size_of::<Self>() - size_of_val(&self.heap)
+            + self.heap.bytes()
             + self.remote_frees.capacity() * size_of::<RemoteFree>()
     }
 }
+
+#[cfg(test)]
+mod tests;

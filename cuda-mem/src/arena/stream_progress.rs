@@ -228,14 +228,7 @@ impl StreamProgress {
         }
         self.calls.count(2);
         match ask(stream.context(), || stream.is_done()) {
-            Asked::Done => self.advance(epoch),
-            Asked::Ended => {
-                self.reach();
-                // The remaining events are of another context, from a stream that was attached before.
-                if self.events.is_empty() {
-                    self.advance(epoch);
-                }
-            }
+            Asked::Done | Asked::Ended => self.advance(epoch),
             Asked::Busy => self.events.record(stream, epoch, &self.calls),
         }
     }

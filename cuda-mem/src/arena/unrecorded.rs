@@ -34,3 +34,43 @@ impl UnrecordedFrees {
         self.units >= (self.of_all / 16 / self.caches).max(PAGE_UNITS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An arena of as many units, the number of its streams, and how many freed units are enough.
+    fn check(cases: &[(u64, u64, u64)], is_enough: impl Fn(UnrecordedFrees) -> bool) {
+        for &(of_all, caches, enough) in cases {
+            let freed = |units| UnrecordedFrees {
+                units,
+                of_all,
+                caches,
+            };
+            assert!(is_enough(freed(enough)), "{:?}", freed(enough));
+            assert!(!is_enough(freed(enough - 1)), "{:?}", freed(enough - 1));
+        }
+    }
+
+    #[test]
+    fn a_stream_is_queried_for_a_part_of_its_share() {
+        let cases = [
+            (LARGE, 1, 32 * PAGE_UNITS),
+            (LARGE, 2, 16 * PAGE_UNITS),
+            (LARGE, 100, LEAST),
+            (PAGE_UNITS, 1, LEAST),
+        ];
+        check(&cases, |freed| freed.is_worth_a_query(true, false));
+    }
+
+    #[test]
+    fn an_event_is_recorded_for_a_larger_part_or_a_page() {
+        let cases = [
+            (LARGE, 1, 256 * PAGE_UNITS),
+            (LARGE, 2, 128 * PAGE_UNITS),
+            (LARGE, 1000, PAGE_UNITS),
+            (PAGE_UNITS, 1, PAGE_UNITS),
+        ];
+        check(&cases, UnrecordedFrees::is_worth_an_event);
+    }
+}

@@ -318,8 +318,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything in this stream is done. Does not wait, and does not let other streams reuse memory that was
-    /// freed here; only synchronising does.
+    /// Whether everything in this stream is done. Does not wait. Pools do not let other streams reuse memory that was freed
+    /// here because of it, as they do when a program synchronises; an arena does.
     ///
     /// # Errors
     ///

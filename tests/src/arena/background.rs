@@ -10,25 +10,25 @@ use crate::environment::{Environment, Skip};
 use crate::foreign::{begin, end_well};
 use crate::forks;
 
-const MIB: usize = 1 << 20;
+pub(super) const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
-const PIECE: usize = 32 * MIB;
+pub(super) const PIECE: usize = 32 * MIB;
 /// What such a request wants, in one place.
-const LARGE: usize = 4 * PIECE;
+pub(super) const LARGE: usize = 4 * PIECE;
 const NAME: &str = "cuda-mem-arena";
 /// Where Linux lists the threads of a process.
 const TASKS: &str = "/proc/self/task";
 /// More than any work here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn arena(env: &Environment) -> Result<(Arena, Resource)> {
+pub(super) fn arena(env: &Environment) -> Result<(Arena, Resource)> {
     let builder = Arena::builder(&env.device()?).slack(1.0);
     let arena = builder.background_thread(true).build()?;
     Ok((arena.clone(), Resource::from(arena)))
 }
 
 /// Waits until something holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+pub(super) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !holds() {
         ensure!(Instant::now() < end, "{what}: not in {PATIENCE:?}");
@@ -62,7 +62,7 @@ fn has_thread() -> Result<()> {
 }
 
 /// Blocks of one piece side by side; every other one is freed then. Returns those that stay.
-fn every_other(
+pub(super) fn every_other(
     resource: &Resource,
     stream: &Stream,
     count: usize,
@@ -92,9 +92,14 @@ fn a_place_is_made_ahead_of_need(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     // Enough free memory for two requests, in no place for one.
     let _kept = every_other(&resource, &stream, 19)?;
+    let start = arena.stats();
     let _first = resource.alloc::<u8>(&stream, LARGE)?;
     until("a place for another one", || arena.stats().prepared > 0)?;
     let before = arena.stats();
+    ensure!(
+        (before.grown, before.reserved) == (start.grown, start.reserved),
+        "{start}, then {before}"
+    );
     ensure!(before.moved > 0, "{before}");
     let _second = resource.alloc::<u8>(&stream, LARGE)?;
     let after = arena.stats();
@@ -107,16 +112,20 @@ fn a_place_is_made_ahead_of_need(env: &Environment) -> Result<()> {
 
 #[apply(case_alone)]
 fn the_thread_ends_with_the_last_handle(env: &Environment) -> Result<()> {
-    let (arena, resource) = arena(env)?;
-    let stream = env.stream()?;
-    has_thread()?;
-    drop(be_short(&resource, &stream)?);
-    drop((arena, resource));
-    // It may be in the middle of something, and then lets the arena go itself.
-    until("the thread is still there", || {
-        threads().is_ok_and(|threads| threads.is_empty())
-    })?;
-    stream.context().synchronize()?;
+    for is_idle in [true, false] {
+        let (arena, resource) = arena(env)?;
+        let stream = env.stream()?;
+        has_thread()?;
+        if !is_idle {
+            drop(be_short(&resource, &stream)?);
+        }
+        drop((arena, resource));
+        // It may be in the middle of something, and then lets the arena go itself.
+        until("the thread is still there", || {
+            threads().is_ok_and(|threads| threads.is_empty())
+        })?;
+        stream.context().synchronize()?;
+    }
     ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::hold::hold;
 const MIB: usize = 1 << 20;
 
 /// Holds `stream` from the work that is in it now, without waiting until it gets there.
-fn hold_behind(stream: &Stream) -> Result<Sender<()>> {
+pub(super) fn hold_behind(stream: &Stream) -> Result<Sender<()>> {
     unsafe extern "C" fn wait(open: *mut c_void) {
         // SAFETY: the pointer is the box leaked below, and the driver calls this once.
         let open = unsafe { Box::from_raw(open.cast::<Receiver<()>>()) };
@@ -302,5 +302,55 @@ fn an_arena_keeps_no_context_of_streams_that_ended(env: &Environment) -> Result<
         arena.stats()
     );
     ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    Ok(())
+}
+
+/// Nobody waits for that stream: the queue of releases looks at it.
+#[apply(case_alone)]
+fn an_arena_dropped_in_a_capture_looks_at_its_stream_later(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc_zeroed::<u8>(&stream, 8 * MIB)?);
+    let mut arena = Some(arena);
+    let (_, counts) = stream.capture(CaptureMode::Relaxed, |_| {
+        arena.take();
+        Ok(drop_counts())
+    })?;
+    ensure!(
+        (counts.failures, counts.waiting) == (0, 1),
+        "its stream was captured: {counts:?}"
+    );
+    other.wait_for(&stream)?;
+    for _ in 0..100 {
+        // What was not done at first is looked at again, but not each time.
+        other.synchronize()?;
+        if drop_counts().waiting == 0 {
+            break;
+        }
+    }
+    all_is_released(env)
+}
+
+/// As `an_arena_keeps_no_context_of_streams_that_ended`, of a stream that was busy before and is done at its end.
+#[apply(case_alone)]
+fn a_mark_that_was_reached_keeps_no_context(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let arena = Arena::builder(&device).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, other) = (env.stream()?, env.stream()?);
+    let held = hold(&own)?;
+    drop(resource.alloc::<u8>(&own, 40 * MIB)?);
+    // Sets a mark. A smaller request would make the arena grow.
+    drop(resource.alloc::<u8>(&other, 36 * MIB)?);
+    ensure!(arena.stats().waits == 1, "no mark: {}", arena.stats());
+    drop(held);
+    other.synchronize()?;
+    own.synchronize()?;
+    drop((own, other));
+    ensure!(
+        !device.has_active_context()?,
+        "no stream is left, and the context lives: {}",
+        arena.stats()
+    );
     Ok(())
 }

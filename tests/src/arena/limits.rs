@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
 use crate::environment::Environment;
+use crate::foreign;
 use crate::hold::hold;
 
 const MIB: usize = 1 << 20;
@@ -292,6 +293,86 @@ fn the_last_bytes_that_an_arena_may_hold_are_served(env: &Environment) -> Result
         let block = arena.alloc::<u8>(&stream, asked * MIB)?;
         ensure!(arena.stats().reserved <= max << 20, "{}", arena.stats());
         drop(block);
+    }
+    Ok(())
+}
+
+/// What a full arena finds at last is where it says: memory that went back first, or that the trim has seen to be done.
+#[apply(case)]
+fn what_a_full_arena_finds_at_last_can_be_used(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    for is_one_piece in [false, true] {
+        let builder = Arena::builder(&env.device()?).max_bytes(16 << 20);
+        let mut builder = builder.reuse(ReusePolicy::DETERMINISTIC);
+        if is_one_piece {
+            builder = builder.initial_bytes(16 << 20);
+        }
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b) = (env.stream()?, env.stream()?);
+        let first = resource.alloc::<u8>(&a, 10 * MIB)?;
+        let _second = resource.alloc::<u8>(&a, 2 * MIB)?;
+        let _small = resource.alloc::<u8>(&b, 1000)?;
+        // Under this policy only a trim sees that it is done.
+        drop(first);
+        let mut found = resource.alloc::<u8>(&b, 9 * MIB)?;
+        found.fill(7)?;
+        ensure!(found.to_vec()?.iter().all(|byte| *byte == 7));
+        let stats = arena.stats();
+        // One piece does not go back while a block is left in it.
+        ensure!(stats.released == u64::from(!is_one_piece), "{stats:?}");
+    }
+    Ok(())
+}
+
+/// An arena would grow up to them before it reuses memory.
+#[apply(case)]
+fn initial_bytes_that_are_not_to_be_had_are_forgotten(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (a, b) = (env.stream()?, env.stream()?);
+    let free = a.context().memory_info()?.free;
+    let builder = Arena::builder(&env.device()?).initial_bytes(free.saturating_mul(2));
+    let arena = builder.build()?;
+    drop(arena.alloc::<u8>(&a, 40 * MIB)?);
+    let _block = arena.alloc::<u8>(&b, 36 * MIB)?;
+    ensure!(arena.stats().grown == 1, "{}", arena.stats());
+    Ok(())
+}
+
+/// Nor where that decides whether the arena grows.
+#[apply(case)]
+fn memory_that_is_done_is_found_before_the_arena_grows(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    for (is_parked, asked_in_vain) in [false, true]
+        .into_iter()
+        .flat_map(|is_parked| [0, 1, 2, 3, 5, 9].map(|times| (is_parked, times)))
+    {
+        let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b) = (env.stream()?, env.stream()?);
+        let _small = resource.alloc::<u8>(&b, 1000)?;
+        let own = if is_parked { &b } else { &a };
+        let large = resource.alloc::<u8>(own, 34 * MIB)?;
+        let held = hold(&a)?;
+        if is_parked {
+            large.free_after([&a])?;
+        } else {
+            drop(large);
+        }
+        // None fits into what is free.
+        let kept = (0..asked_in_vain).map(|_| resource.alloc::<u8>(&b, 8 * MIB));
+        let kept = kept.collect::<cuda_mem::Result<Vec<_>>>()?;
+        let before = arena.stats();
+        drop(held);
+        foreign::synchronize(&a)?;
+        let got = resource.alloc::<u8>(&b, 34 * MIB)?;
+        let after = arena.stats();
+        ensure!(
+            after.grown == before.grown,
+            "parked: {is_parked}, after {asked_in_vain} requests in vain: {before}; {after}"
+        );
+        drop((kept, got));
     }
     Ok(())
 }

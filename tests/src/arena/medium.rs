@@ -10,6 +10,7 @@ use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, Stream};
 
 use crate::draws::Draws;
 use crate::environment::Environment;
+use crate::hold::hold;
 
 const MIB: u64 = 1 << 20;
 /// Requests after which it has been decided whether a stream keeps pages.
@@ -100,7 +101,12 @@ fn three_streams(env: &Environment) -> Result<(Arena, [Stream; 2], Stream)> {
     Ok((arena, streams, third))
 }
 
-fn arena_that_keeps(env: &Environment) -> Result<(Arena, [Stream; 2])> {
+/// An arena of two streams, each of which keeps pages for blocks of these sizes.
+///
+/// # Errors
+///
+/// They never came to keep any.
+pub fn arena_that_keeps(env: &Environment) -> Result<(Arena, [Stream; 2])> {
     let (arena, streams, third) = three_streams(env)?;
     for _ in 0..ROUNDS {
         ask_at_once(&arena, &streams, &third)?;
@@ -252,6 +258,8 @@ fn pages_go_back_when_little_is_in_use_for_long(env: &Environment) -> Result<()>
     // With the block that comes and goes, and the two that the other stream had, a quarter more, and up to 1 MiB for each
     // of the two streams.
     ensure!(kept <= (9 + 2) * MIB * 5 / 4 + 2 * MIB, "{kept}");
+    let (stats, space) = (arena.stats(), arena.free_space());
+    ensure!(space.bytes == stats.free(), "{space:?}, {stats}");
     Ok(())
 }
 
@@ -273,5 +281,30 @@ fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(env: &Environm
         held.push(arena.stats().reserved);
     }
     ensure!(held[1..] == [held[0], held[0]], "{held:?}");
+    Ok(())
+}
+
+/// They may still be in use: the stream waits for them rather than that the arena grows.
+#[apply(case)]
+fn a_stream_that_keeps_pages_takes_those_of_others(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
+    let resource = Resource::from(arena.clone());
+    for stream in &streams {
+        stream.synchronize()?;
+    }
+    arena.trim_to(0)?;
+    let third = env.stream()?;
+    let block = resource.alloc::<u8>(&third, 64 << 20)?;
+    let held = hold(&third)?;
+    drop(block);
+    let before = arena.stats();
+    let blocks = (0..24).map(|_| resource.alloc::<u8>(&streams[0], 1 << 20));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let (after, space) = (arena.stats(), arena.free_space());
+    drop(held);
+    ensure!(after.reserved == before.reserved, "{before}; {after}");
+    ensure!(space.kept >= 24 * MIB, "it keeps none: {space:?}");
+    drop(blocks);
     Ok(())
 }

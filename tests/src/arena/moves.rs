@@ -197,7 +197,7 @@ const LOOKED_AT: usize = 8;
 const TOLD: u64 = 100_000;
 
 /// A stream of the next device, if there is one that reaches the memory of the first.
-fn peer(env: &Environment) -> Result<Option<Stream>> {
+pub(super) fn peer(env: &Environment) -> Result<Option<Stream>> {
     let device = env.device()?;
     let others = env.driver.devices()?;
     let peers = others.iter().filter(|other| **other != device);

@@ -1,11 +1,12 @@
 //! What an arena says of itself: where its free memory lies, how many driver calls it made, and whose it is.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::arena::SleepContents;
 use cuda_mem::ledger::Recorder;
 use cuda_mem::{Arena, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
+use crate::foreign;
 use crate::hold::hold;
 
 const MIB: usize = 1 << 20;
@@ -116,5 +117,54 @@ fn an_arena_knows_its_handles_and_what_it_is_made_of(env: &Environment) -> Resul
     ] {
         ensure!(refused.build().is_err());
     }
+    Ok(())
+}
+
+/// A look at a stream is two calls, for it may be captured; a mark, a look at one, and a wait are one call each.
+#[apply(case_alone)]
+fn looks_marks_waits_and_misses_are_counted(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, other) = (env.stream()?, env.stream()?);
+    let blocks = (0..3).map(|_| resource.alloc::<u8>(&own, 40 * MIB));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let [first, second, third] = <[_; 3]>::try_from(blocks).map_err(|_| anyhow!("three blocks"))?;
+    // The arena grows by more, of which the other stream gets a page.
+    let _rest = resource.alloc::<u8>(&own, MIB)?;
+    let _small = resource.alloc::<u8>(&other, 1000)?;
+    let mut before = arena.stats();
+    let mut made = || {
+        let now = arena.stats();
+        let last = std::mem::replace(&mut before, now);
+        (
+            now.driver_calls - last.driver_calls,
+            (now.refills - last.refills, now.waits - last.waits),
+            now.taken_over - last.taken_over,
+        )
+    };
+    let held = hold(&own)?;
+    drop(first);
+    let _first = resource.alloc::<u8>(&other, 40 * MIB)?;
+    let counted = made();
+    ensure!(
+        counted == (2 + 1 + 1 + 1, (1, 1), 1),
+        "a look, a mark, a look at it, a wait: {counted:?}"
+    );
+    drop(second);
+    let _second = resource.alloc::<u8>(&other, 40 * MIB)?;
+    let counted = made();
+    ensure!(
+        counted == (2 + 1, (1, 1), 1),
+        "no look at a busy stream, a mark if it is not captured, a wait: {counted:?}"
+    );
+    drop(held);
+    foreign::synchronize(&own)?;
+    drop(third);
+    let _third = resource.alloc::<u8>(&other, 40 * MIB)?;
+    let counted = made();
+    ensure!(
+        counted == (2 + 2, (0, 0), 1),
+        "a look at the first and the last mark, a look, no miss: {counted:?}"
+    );
     Ok(())
 }

@@ -18,7 +18,7 @@ pub(super) struct Scene {
     pub(super) arena: Arena,
     resource: Resource,
     pub(super) a: Stream,
-    b: Stream,
+    pub(super) b: Stream,
 }
 
 fn scene(env: &Environment, reuse: ReusePolicy, max: u64) -> Result<Scene> {

@@ -1,10 +1,13 @@
 //! Streams that come and go: which memory of an arena they find again, and what others get of it.
 
+use std::alloc::Layout;
+
 use anyhow::{Result, ensure};
-use cuda_mem::{Arena, ReleaseThreshold, Resource, ReusePolicy, Stream};
+use cuda_mem::{Arena, MemoryResource as _, ReleaseThreshold, Resource, ReusePolicy, Stream};
 
 use super::ends::overlap;
 use crate::environment::Environment;
+use crate::foreign;
 use crate::hold::hold;
 
 const MIB: usize = 1 << 20;
@@ -231,5 +234,95 @@ fn many_streams_have_caches_of_their_own(env: &Environment) -> Result<()> {
     let last = blocks.pop().map(|block| block.as_raw());
     let again = resource.alloc::<u8>(&streams[COUNT - 1], 1000)?;
     ensure!(Some(again.as_raw()) == last, "{}", arena.stats());
+    Ok(())
+}
+
+/// Blocks of one stream that another one freed, which is busy then. The first finds them as soon as that is done, whether they
+/// came 64 at a time or were looked at before in vain.
+#[apply(case)]
+fn blocks_that_another_stream_freed_come_back(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let layout = Layout::from_size_align(16 << 10, 256)?;
+    for (count, is_looked_at) in [(64, false), (40, true)] {
+        let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+        let arena = builder.max_bytes(8 << 20).build()?;
+        let (own, other) = (env.stream()?, env.stream()?);
+        // All that the arena may hold.
+        let blocks = (0..512).map(|_| arena.allocate(layout, &own));
+        let mut blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+        let held = hold(&other)?;
+        for address in blocks.drain(..count) {
+            // SAFETY: allocated as this layout, and no work uses it.
+            unsafe { arena.deallocate(address, layout, &other) }?;
+        }
+        if is_looked_at {
+            ensure!(arena.allocate(layout, &own).is_err());
+        }
+        drop(held);
+        other.synchronize()?;
+        let before = arena.stats();
+        for _ in 0..count {
+            blocks.push(arena.allocate(layout, &own)?);
+        }
+        let after = arena.stats();
+        ensure!(
+            (after.refills, after.grown, after.released)
+                == (before.refills, before.grown, before.released),
+            "{count} blocks: {before:?}; {after:?}"
+        );
+        for address in blocks {
+            // SAFETY: allocated as this layout, and no work uses it.
+            unsafe { arena.deallocate(address, layout, &own) }?;
+        }
+    }
+    Ok(())
+}
+
+/// They were looked at in vain while the stream that freed the blocks was busy.
+#[apply(case)]
+fn pages_of_blocks_that_another_stream_freed_go_to_a_third(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, other, third) = (env.stream()?, env.stream()?, env.stream()?);
+    let layout = Layout::from_size_align(16 << 10, 256)?;
+    let blocks = (0..2048).map(|_| arena.allocate(layout, &own));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let held = hold(&other)?;
+    for address in blocks {
+        // SAFETY: allocated as this layout, and no work uses it.
+        unsafe { arena.deallocate(address, layout, &other) }?;
+    }
+    let _first = resource.alloc::<u8>(&third, 24 * MIB)?;
+    drop(held);
+    other.synchronize()?;
+    let before = arena.stats();
+    let _second = resource.alloc::<u8>(&third, 24 * MIB)?;
+    let after = arena.stats();
+    ensure!(after.grown == before.grown, "{before:?}; {after:?}");
+    Ok(())
+}
+
+/// Blocks of its pages that came back on another stream, which was busy, are found without a call from it.
+#[apply(case)]
+fn pages_of_an_idle_stream_come_back_through_others(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (idle, freeing, third) = (env.stream()?, env.stream()?, env.stream()?);
+    let blocks = (0..2400).map(|_| resource.alloc::<u8>(&idle, 16 << 10));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let _small = resource.alloc::<u8>(&third, 1000)?;
+    let held = hold(&freeing)?;
+    for block in blocks {
+        block.free_on(&freeing).map_err(|failed| failed.error)?;
+    }
+    drop(held);
+    foreign::synchronize(&freeing)?;
+    let before = arena.stats();
+    // Most of the 37.5 MiB.
+    let _large = resource.alloc::<u8>(&third, 34 * MIB)?;
+    let after = arena.stats();
+    ensure!(after.grown == before.grown, "{before}; {after}");
     Ok(())
 }

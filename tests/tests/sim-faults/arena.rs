@@ -1,13 +1,18 @@
 //! Arenas whose driver calls fail.
 
 use std::alloc::Layout;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::arena::{ArenaStats, SleepContents};
 use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, ReleaseThreshold, Resource};
+use cuda_mem_tests::arena::medium;
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::hold::hold;
 
 /// On another stream that is noticed when the block comes to its cache, at the latest when the arena ends.
 #[apply(case)]
@@ -43,6 +48,24 @@ fn a_sleep_tells_of_a_block_that_is_none(env: &Environment) -> Result<()> {
     let failures = cuda_mem::base::drop_counts().failures - failures;
     ensure!(failures == 1, "{failures} failures");
     arena.wake()?;
+    // SAFETY: allocated as this layout, and no work uses it.
+    unsafe { arena.deallocate(address, layout, &own) }?;
+    Ok(())
+}
+
+/// As above; a request that finds too little looks there, too.
+#[apply(case)]
+fn a_request_tells_of_a_block_that_is_none(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, other) = (env.stream()?, env.stream()?);
+    let layout = Layout::from_size_align(1000, 256)?;
+    let address = arena.allocate(layout, &own)?;
+    let failures = cuda_mem::base::drop_counts().failures;
+    // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
+    let _ = unsafe { arena.deallocate(address + 256, layout, &other) };
+    drop(arena.alloc::<u8>(&own, 40 << 20)?);
+    let failures = cuda_mem::base::drop_counts().failures - failures;
+    ensure!(failures == 1, "{failures} failures");
     // SAFETY: allocated as this layout, and no work uses it.
     unsafe { arena.deallocate(address, layout, &own) }?;
     Ok(())
@@ -267,6 +290,112 @@ fn a_block_that_was_freed_twice_is_told(env: &Environment) -> Result<()> {
         }
         let failures = cuda_mem::base::drop_counts().failures - failures;
         ensure!(failures == 1, "{bytes}, {elsewhere}: {failures} failures");
+    }
+    Ok(())
+}
+
+/// The thread of an arena has it while the program lets its last handle go. It does not wait for its own end, and all memory goes back.
+#[apply(case)]
+fn an_arenas_own_thread_may_be_the_last_to_let_it_go(env: &Environment) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let mapped = || -> Result<_> { Ok(env.control()?.live().mappings) };
+    let before = mapped()?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    // Of two pieces one is kept, until the arena ends.
+    let builder =
+        Arena::builder(&env.device()?).release_threshold(ReleaseThreshold::Bytes(8 << 20));
+    let arena = builder.background_thread(true).build()?;
+    let layout = Layout::from_size_align(1000, 256)?;
+    let address = arena.allocate(layout, &stream)?;
+    drop(arena.alloc::<u8>(&stream, 16 << 20)?);
+    // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
+    unsafe { arena.deallocate(address + 256, layout, &other) }?;
+    // SAFETY: allocated as this layout, and no work uses it.
+    unsafe { arena.deallocate(address, layout, &stream) }?;
+    // The thread finds the block that is none when it gives memory back, and stays in the hook.
+    let (tell, told) = channel();
+    let (go, may_go) = channel::<()>();
+    let ends = Mutex::new((tell, may_go));
+    cuda_mem::base::on_drop_failure(move |_| {
+        let ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = ends.0.send(());
+        let _ = ends.1.recv();
+    });
+    stream.synchronize()?;
+    let told = told.recv_timeout(PATIENCE);
+    drop(arena);
+    drop(go);
+    let begin = Instant::now();
+    while mapped()? > before && begin.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    cuda_mem::base::on_drop_failure(|_| {});
+    told.context("the thread found nothing")?;
+    ensure!(mapped()? == before, "its memory did not go back");
+    Ok(())
+}
+
+/// Frees on another stream are looked at 64 at a time. None of these is one.
+#[apply(case)]
+fn wrong_frees_on_another_stream_are_told_without_a_request(env: &Environment) -> Result<()> {
+    const MANY: u64 = 64;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, other) = (env.stream()?, env.stream()?);
+    let layout = Layout::from_size_align(1000, 256)?;
+    let blocks = (0..MANY).map(|_| arena.allocate(layout, &own));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let failures = cuda_mem::base::drop_counts().failures;
+    for address in &blocks {
+        // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
+        unsafe { arena.deallocate(*address + 256, layout, &other) }?;
+    }
+    let failures = cuda_mem::base::drop_counts().failures - failures;
+    ensure!(failures == MANY, "{failures} failures");
+    for address in blocks {
+        // SAFETY: allocated as this layout, and no work uses it.
+        unsafe { arena.deallocate(address, layout, &own) }?;
+    }
+    Ok(())
+}
+
+/// Of pages that the stream keeps. The block is too large a part of them to be cached, so the second free is seen at once.
+#[apply(case)]
+fn a_medium_block_that_was_freed_twice_is_told(env: &Environment) -> Result<()> {
+    let (arena, [own, _other]) = medium::arena_that_keeps(env)?;
+    let layout = Layout::from_size_align(2 << 20, 256)?;
+    let blocks = (0..5).map(|_| arena.allocate(layout, &own));
+    let mut blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    blocks.insert(0, blocks[0]);
+    let failures = cuda_mem::base::drop_counts().failures;
+    for address in blocks {
+        // SAFETY: nothing uses the memory; the arena is to notice the second free.
+        unsafe { arena.deallocate(address, layout, &own) }?;
+    }
+    let failures = cuda_mem::base::drop_counts().failures - failures;
+    ensure!(failures == 1, "{failures} failures");
+    Ok(())
+}
+
+/// The stream may still use its memory, so the other one waits.
+#[apply(case)]
+fn a_query_that_fails_shows_nothing(env: &Environment) -> Result<()> {
+    const BYTES: usize = 39 << 20;
+    let control = env.control()?;
+    for function in ["cuStreamQuery", "cuEventQuery"] {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (busy, other) = (env.stream()?, env.stream()?);
+        let block = resource.alloc::<u8>(&busy, BYTES)?;
+        let _small = resource.alloc::<u8>(&other, 1000)?;
+        let held = hold(&busy)?;
+        drop(block);
+        control.fail(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+        let got = resource.alloc::<u8>(&other, BYTES);
+        control.clear_faults();
+        let stats = arena.stats();
+        drop(held);
+        drop(got?);
+        ensure!(stats.waits == 1, "{function}: {stats}");
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ extern crate macro_rules_attribute;
 extern crate cuda_mem_tests;
 
 #[cfg(target_os = "linux")]
+mod arena;
 mod coherent;
 mod counts;
 mod eager;

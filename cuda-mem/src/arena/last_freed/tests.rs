@@ -23,10 +23,15 @@ fn each_block_is_handed_out_once_and_in_its_size() {
         let size = size(&mut random);
         match random.below(200) {
             0 => {
+                let listed: Vec<_> = last_freed
+                    .blocks()
+                    .map(|block| (block.start, block.size))
+                    .collect();
                 let mut out: Vec<_> = last_freed
                     .drain()
                     .map(|block| (block.start, block.size))
                     .collect();
+                assert_eq!(listed, out);
                 out.sort_unstable();
                 let mut all: Vec<_> = inside.drain().collect();
                 all.sort_unstable();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::drop_counts;
-use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource as _, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::own_process;
@@ -298,10 +298,10 @@ mod scenarios {
     fn mark_a_busy_stream(arena: &Resource, env: &Environment) -> Result<[Stream; 2]> {
         let (busy, idle) = (env.stream()?, env.stream()?);
         let held = hold(&busy)?;
-        drop(arena.alloc::<u8>(&busy, 1 << 20)?);
-        drop(arena.alloc::<u8>(&idle, 1 << 20)?);
+        drop(arena.alloc::<u8>(&busy, 40 << 20)?);
+        // A smaller request would make the arena grow.
+        drop(arena.alloc::<u8>(&idle, 36 << 20)?);
         drop(held);
-        // Not by waiting for it, which the arena would hear of.
         while !busy.is_done()? {
             std::thread::yield_now();
         }
@@ -323,8 +323,14 @@ mod scenarios {
             live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
         }
         stream.synchronize()?;
-        let arena = Resource::from(Arena::builder(&device).build()?);
+        let of_marked = Arena::builder(&device).build()?;
+        let arena = Resource::from(of_marked.clone());
         let marked = mark_a_busy_stream(&arena, env)?;
+        ensure!(
+            of_marked.stats().waits == 1,
+            "no mark: {}",
+            of_marked.stats()
+        );
         let end = env.driver.table().cuDevicePrimaryCtxReset_v2;
         let end = end.context("no reset")?;
         // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
@@ -338,6 +344,8 @@ mod scenarios {
             ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
             buffer.free()?;
         }
+        of_marked.trim_to(0)?;
+        ensure!(of_marked.stats().reserved == 0, "{}", of_marked.stats());
         let failures = drop_counts().failures;
         println!("every resource went on, {failures} failures");
         Ok(())
