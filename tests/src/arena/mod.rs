@@ -11,6 +11,7 @@ mod external_captures;
 mod footprint;
 mod growth_wait;
 mod growths;
+mod late_upstream;
 mod limits;
 mod log;
 mod marks;

@@ -326,3 +326,36 @@ fn pages_of_an_idle_stream_come_back_through_others(env: &Environment) -> Result
     ensure!(after.grown == before.grown, "{before}; {after}");
     Ok(())
 }
+
+/// That all of a stream that ended is done says nothing of the one that takes its cache over.
+#[apply(case)]
+fn what_uses_the_memory_of_a_stream_that_ended_may_be_busy(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (first, second, other) = (env.stream()?, env.stream()?, env.stream()?);
+    let blocks = [(); 2].map(|()| resource.alloc::<u8>(&first, 8 * MIB));
+    drop(blocks);
+    first.synchronize()?;
+    drop(first);
+    // It looks, and half of the memory stays.
+    arena.trim_to(8 << 20)?;
+    ensure!(arena.stats().reserved == 8 << 20, "{}", arena.stats());
+    let blocks = [(); 2].map(|()| resource.alloc::<u8>(&second, 4 * MIB));
+    let [one, two] = blocks;
+    let (one, two) = (one?, two?);
+    ensure!(arena.stats().streams == 1, "{}", arena.stats());
+    let places = [one.as_raw(), two.as_raw()];
+    let held = hold(&second)?;
+    drop((one, two));
+    let taken = resource.alloc::<u8>(&other, 4 * MIB)?;
+    let stats = arena.stats();
+    drop(held);
+    let taken = (taken.as_raw(), 4 * MIB);
+    ensure!(
+        !places.iter().any(|place| overlap((*place, 4 * MIB), taken)),
+        "the second stream may still use it: {stats}"
+    );
+    Ok(())
+}
