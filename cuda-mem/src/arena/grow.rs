@@ -160,8 +160,7 @@ impl Inner {
     fn grow_cache(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
         let pages = self.pages_for(id, size);
         let granules = pages.least.div_ceil(GRANULE_UNITS);
-        let frontier = self.backing.frontier(granules * GRANULE);
-        let grown = self.more(frontier, granules, false, stream)?;
+        let grown = self.more(None, granules, false, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let taken = units.min(pages.most);
         if units > taken {

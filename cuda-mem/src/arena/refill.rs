@@ -228,10 +228,10 @@ impl Inner {
             self.reclaim_everywhere(&mut state, id, force);
         }
         match step {
-            Step::NoteWaits | Step::QueryAll => self.take(id, size).into(),
+            Step::NoteWaits => self.take(id, size).into(),
             Step::Grow => Found::Nothing,
             Step::Query => self.query(&mut state, id, size).into(),
-            Step::Scavenge => {
+            Step::Scavenge | Step::QueryAll => {
                 let taken = self.take(id, size);
                 // Scavenged memory may be done too.
                 let look = || self.query(&mut state, id, size);

@@ -282,24 +282,29 @@ fn blocks_that_another_stream_freed_come_back(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn pages_of_blocks_that_another_stream_freed_go_to_a_third(env: &Environment) -> Result<()> {
     let _calm = env.shared();
-    let arena = Arena::builder(&env.device()?).build()?;
-    let resource = Resource::from(arena.clone());
-    let (own, other, third) = (env.stream()?, env.stream()?, env.stream()?);
     let layout = Layout::from_size_align(16 << 10, 256)?;
-    let blocks = (0..2048).map(|_| arena.allocate(layout, &own));
-    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
-    let held = hold(&other)?;
-    for address in blocks {
-        // SAFETY: allocated as this layout, and no work uses it.
-        unsafe { arena.deallocate(address, layout, &other) }?;
+    for reuse in [ReusePolicy::all(), ReusePolicy::ALLOW_OPPORTUNISTIC] {
+        let arena = Arena::builder(&env.device()?).reuse(reuse).build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, other, third) = (env.stream()?, env.stream()?, env.stream()?);
+        let blocks = (0..2048).map(|_| arena.allocate(layout, &own));
+        let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+        let held = hold(&other)?;
+        for address in blocks {
+            // SAFETY: allocated as this layout, and no work uses it.
+            unsafe { arena.deallocate(address, layout, &other) }?;
+        }
+        let _first = resource.alloc::<u8>(&third, 24 * MIB)?;
+        drop(held);
+        other.synchronize()?;
+        let before = arena.stats();
+        let _second = resource.alloc::<u8>(&third, 24 * MIB)?;
+        let after = arena.stats();
+        ensure!(
+            after.grown == before.grown,
+            "{reuse:?}: {before:?}; {after:?}"
+        );
     }
-    let _first = resource.alloc::<u8>(&third, 24 * MIB)?;
-    drop(held);
-    other.synchronize()?;
-    let before = arena.stats();
-    let _second = resource.alloc::<u8>(&third, 24 * MIB)?;
-    let after = arena.stats();
-    ensure!(after.grown == before.grown, "{before:?}; {after:?}");
     Ok(())
 }
 

@@ -162,6 +162,53 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// An arena that wakes can neither write the contents nor give the memory back: it still has them, and the next try writes
+/// them, also if it is told to sleep meanwhile.
+#[apply(case)]
+fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let stream = env.stream()?;
+    let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+    for sleeps_between in [false, true] {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let mut block = resource.alloc::<u8>(&stream, 9 << 20)?;
+        block.fill(7)?;
+        stream.synchronize()?;
+        let before = arena.stats();
+        // SAFETY: nothing uses the block before the arena is awake.
+        unsafe { arena.sleep(SleepContents::Keep) }?;
+        control.fail_without_effect("cuMemcpyHtoDAsync_v2", 1, unknown);
+        control.fail_without_effect("cuMemUnmap", 1, unknown);
+        let woken = arena.wake();
+        ensure!(woken.is_err(), "woken");
+        control.clear_faults();
+        let (held, physical) = (arena.stats(), control.live().physical_allocations);
+        ensure!(
+            held.asleep == before.reserved && (held.reserved > 0) == (physical > 0),
+            "{held}, {physical} allocations"
+        );
+        if sleeps_between {
+            // SAFETY: as above.
+            unsafe { arena.sleep(SleepContents::Keep) }?;
+        }
+        arena.wake()?;
+        let after = arena.stats();
+        ensure!(
+            (after.reserved, after.asleep) == (before.reserved, 0),
+            "{before}; {after}"
+        );
+        ensure!(block.to_vec()? == vec![7; block.len()], "other contents");
+        drop(block);
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        let live = control.live();
+        let left = (live.mappings, live.physical_allocations);
+        ensure!(left == (0, 0), "{live:?}");
+    }
+    Ok(())
+}
+
 /// Each driver call of an arena's move fails once: the request is served in another way or fails, other blocks keep
 /// their bytes, and no memory is lost.
 #[apply(case)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::Chunk;
-use super::{Asleep, Piece, Vmm};
+use super::{Asleep, Piece, State, Vmm};
 use crate::arena::SleepContents;
 use crate::base::error::Result;
 use crate::memory::buffer::DeviceBuffer;
@@ -28,8 +28,12 @@ impl Vmm {
             self.count(2);
             state.unmap(mapping, self)?;
             let contents = kept.remove(&address);
-            let asleep = Piece::Asleep(Asleep { bytes, contents });
-            state.chunks.insert(address, asleep);
+            let asleep = Asleep {
+                bytes,
+                contents,
+                unfilled: None,
+            };
+            state.chunks.insert(address, Piece::Asleep(asleep));
             self.reserved.falls_asleep(bytes);
         }
         Ok(())
@@ -46,39 +50,45 @@ impl Vmm {
     fn wake_at(&self, address: u64, stream: &Stream) -> Result<()> {
         let _current = stream.context().bind()?;
         let mut state = self.state();
-        let Some(asleep) = state.take_asleep(address) else {
+        let Some(mut asleep) = state.take_asleep(address) else {
             return Ok(());
         };
         let bytes = asleep.bytes;
-        let mapped = self.reserved.claim(bytes).and_then(|claim| {
-            self.count(4);
-            let memory = self.memory.create_part(bytes)?;
-            state.map(address, &memory, self)?;
-            claim.keep();
-            self.reserved.wakes(bytes);
-            Ok(())
-        });
-        if let Err(error) = mapped {
+        if let Some(mapping) = asleep.unfilled.take() {
+            state.chunks.insert(address, Piece::Mapped(mapping));
+        } else if let Err(error) = self.map_again(&mut state, address, bytes) {
             state.chunks.insert(address, Piece::Asleep(asleep));
             return Err(error);
         }
         drop(state);
-        let Some(contents) = &asleep.contents else {
+        let filled = asleep.contents.as_ref().map_or(Ok(()), |contents| {
+            let mut view = self.view(Chunk { address, bytes }, stream);
+            view.copy_from(contents)
+        });
+        if filled.is_ok() {
+            self.reserved.wakes(bytes);
             return Ok(());
-        };
-        let filled = self
-            .view(Chunk { address, bytes }, stream)
-            .copy_from(contents);
-        if filled.is_err() {
-            // Without its contents, the memory goes back to sleep.
-            let mut state = self.state();
-            if let Some(mapping) = state.take_mapped(address) {
-                state.unmap(mapping, self)?;
-                self.reserved.falls_asleep(bytes);
-                state.chunks.insert(address, Piece::Asleep(asleep));
-            }
         }
+        // Without its contents, the memory goes back to sleep.
+        let mut state = self.state();
+        if let Some(mapping) = state.take_mapped(address)
+            && state.unmap(mapping, self).is_ok()
+        {
+            self.reserved.subtract(bytes);
+        }
+        asleep.unfilled = state.take_mapped(address);
+        state.chunks.insert(address, Piece::Asleep(asleep));
         filled
+    }
+
+    /// Maps new memory at sleeping addresses.
+    fn map_again(&self, state: &mut State, address: u64, bytes: u64) -> Result<()> {
+        let claim = self.reserved.claim(bytes)?;
+        self.count(4);
+        let memory = self.memory.create_part(bytes)?;
+        state.map(address, &memory, self)?;
+        claim.keep();
+        Ok(())
     }
 
     /// A view of a chunk for copies, which are done when it is dropped.
