@@ -30,7 +30,7 @@ impl Pool {
         // Checked again: access may be revoked while no memory is handed out, which may have been the case until
         // just now.
         if !self.is_in_reach(place) {
-            self.reached_or_free(address, stream)?;
+            self.require_reach_or_free(address, stream)?;
         }
         if may_lose_writes {
             return self.renewed(address, bytes, stream);
@@ -99,15 +99,15 @@ impl Pool {
         Err(error.and_memory(|memory| *memory = report(bytes, self, stream)))
     }
 
-    /// Returns the memory if the stream's device still has access to it, and frees it otherwise.
+    /// Frees the memory, with an error, if the stream's device has no access to it any more.
     #[cold]
-    fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
+    fn require_reach_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<()> {
         let reached = stream.as_ref().require_reach(self);
         if reached.is_err() {
             // SAFETY: allocated just now in this stream; no other code has the address.
             crate::base::report::release("buffer", || unsafe { free(address, stream) });
         }
-        reached.map(|()| address)
+        reached
     }
 }
 

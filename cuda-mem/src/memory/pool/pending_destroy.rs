@@ -115,7 +115,11 @@ impl PendingDestroy {
     /// Whether nothing is outstanding and nothing more can be allocated: from here on the pool is not current.
     pub(super) fn is_at_rest(&mut self) -> Result<bool> {
         if !self.has_stepped_down {
-            default::unset_current(self.driver, self.place, self.raw)?;
+            match default::unset_current(self.driver, self.place, self.raw) {
+                // A stream is being captured.
+                Err(error) if error.kind() == ErrorKind::Capturing => return Ok(false),
+                unset => unset?,
+            }
             self.has_stepped_down = true;
         }
         self.is_idle()
