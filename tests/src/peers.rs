@@ -161,6 +161,11 @@ mod access {
         } = pair(env)?;
         for _ in 0..20 {
             let open = open_pool(&devices[0], &devices[1])?;
+            // The pool's own device comes last, and is none that has been given access.
+            open.set_access([
+                (devices[1], Access::ReadWrite),
+                (devices[0], Access::ReadWrite),
+            ])?;
             open.alloc::<u8>(&streams[0], 100)?.free_sync()?;
             open.close()?;
             ensure!(pool(&devices[0])?.access(&devices[1])? == Access::None);

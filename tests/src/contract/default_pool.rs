@@ -3,11 +3,12 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::memory::CurrentPool;
 use cuda_mem::sys::CUresult;
 use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Skip};
 
 /// What is current is a state of the whole process.
 pub(super) static CURRENT: Mutex<()> = Mutex::new(());
@@ -124,5 +125,43 @@ fn a_current_pool_is_known_after_others_of_its_kind(env: &Environment) -> Result
         device.set_current_pool(&*device.default_pool()?)?;
         ensure!(current? == CurrentPool::Owned(pool.clone()));
     }
+    Ok(())
+}
+
+/// There are pools before and behind it in the list of those that live, and they end.
+#[apply(case)]
+fn the_current_pool_is_told_from_others(env: &Environment) -> Result<()> {
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = env.device()?;
+    let (first, pool, last) = (env.pool()?, env.pool()?, env.pool()?);
+    device.set_current_pool(&pool)?;
+    let before = device.current_pool();
+    first.close()?;
+    drop(last);
+    let after = device.current_pool();
+    device.set_current_pool(&*device.default_pool()?)?;
+    ensure!(before? == CurrentPool::Owned(pool.clone()));
+    ensure!(after? == CurrentPool::Owned(pool.clone()));
+    Ok(())
+}
+
+#[apply(case)]
+fn a_pool_of_the_host_that_ends_leaves_another_current(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let (driver, place) = (env.driver, (Location::Host, AllocationType::Pinned));
+    let builder = MemoryPool::builder_at(driver, place.0, place.1);
+    if let Support::No(reason) = builder.support()? {
+        return Err(Skip(format!("no pools of the host: {reason}")).into());
+    }
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (pool, other) = (builder.clone().build()?, builder.build()?);
+    driver.set_current_pool_at(&pool)?;
+    other.close()?;
+    let current = driver.current_pool_at(place.0, place.1)?;
+    ensure!(current == CurrentPool::Owned(pool.clone()));
+    drop((pool, current));
+    let default = driver.default_pool_at(place.0, place.1)?;
+    let current = driver.current_pool_at(place.0, place.1)?;
+    ensure!(current == CurrentPool::Default(default));
     Ok(())
 }

@@ -12,8 +12,11 @@ use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
-use crate::foreign::{begin, end_well};
+use crate::foreign::{begin, end, end_well};
 use crate::hold::hold;
+
+/// The mode of a capture that forbids much to all threads.
+const GLOBAL: u32 = 0;
 
 /// The mode of a capture that lets its thread do everything else.
 const RELAXED: u32 = 2;
@@ -179,5 +182,26 @@ fn a_pool_that_ends_in_a_capture_is_gone_afterwards(env: &Environment) -> Result
     })?;
     stream.synchronize()?;
     ensure!(drop_counts().waiting == waiting);
+    Ok(())
+}
+
+/// In global mode the question whether its memory is free is refused, and loses the capture (R110).
+#[apply(case_alone)]
+fn a_pool_that_ends_in_a_capture_of_another_library_is_gone_afterwards(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    drop(pool.alloc::<u8>(&stream, 1000)?);
+    stream.synchronize()?;
+    let before = drop_counts();
+    begin(&stream, GLOBAL)?;
+    drop(pool);
+    let during = drop_counts();
+    end(&stream)?;
+    ensure!(during.failures == before.failures, "it is no failure");
+    ensure!(during.waiting == before.waiting + 1);
+    stream.synchronize()?;
+    ensure!(drop_counts().waiting == before.waiting);
     Ok(())
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
 use crate::environment::Environment;
+use crate::foreign::synchronize;
 use crate::hold::hold;
 
 /// Returns when another thread of this process waits: then a pool for other processes cannot go at once.
@@ -108,5 +109,20 @@ fn a_pool_that_has_ended_serves_as_the_next_of_its_kind(env: &Environment) -> Re
     // SAFETY: this is the only thread.
     ensure!(unsafe { MemoryPool::destroy_spares() }? == 2);
     ensure!(control.live().pools == 0);
+    Ok(())
+}
+
+/// A program may wait through other libraries only.
+#[apply(case_alone)]
+fn making_a_pool_ends_one_whose_memory_was_freed_since(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    let handle = pool.as_raw();
+    let buffer = pool.alloc::<u8>(&stream, 4096)?;
+    drop(pool);
+    ensure!(env.pool()?.as_raw() != handle, "its memory is in use");
+    buffer.free()?;
+    synchronize(&stream)?;
+    ensure!(env.pool()?.as_raw() == handle, "it does not serve again");
     Ok(())
 }

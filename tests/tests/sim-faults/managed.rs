@@ -194,3 +194,30 @@ fn memory_of_a_managed_pool_that_is_not_renewed_is_freed(env: &Environment) -> R
     ensure!(pool.stats()?.used.current == 0);
     Ok(())
 }
+
+/// Its place is only a preference, so a driver may know no current pool there. Other failures are told.
+#[apply(case)]
+fn a_managed_pool_ends_where_no_pool_is_current(env: &Environment) -> Result<()> {
+    const CURRENT: &str = "cuMemGetMemPool";
+    let control = env.control()?;
+    let at = |place, kind| MemoryPool::builder_at(env.driver, place, kind).build();
+    let managed = || at(Location::Anywhere, AllocationType::Managed);
+    let no_value = CUresult::CUDA_ERROR_INVALID_VALUE;
+    let pool = managed()?;
+    control.fail(CURRENT, 1, no_value);
+    pool.close()?;
+    let on_host = at(Location::Host, AllocationType::Pinned)?;
+    for (pool, code) in [
+        (managed()?, CUresult::CUDA_ERROR_UNKNOWN),
+        (on_host, no_value),
+    ] {
+        control.fail(CURRENT, 1, code);
+        let Err(failed) = pool.close() else {
+            bail!("the failure was lost");
+        };
+        ensure!(failed.error.code() == Some(code), "{}", failed.error);
+        let pool = failed.object.context("the pool was not given back")?;
+        pool.close()?;
+    }
+    Ok(())
+}

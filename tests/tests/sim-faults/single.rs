@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::interop::CaptureMode;
-use cuda_mem::sys::CUresult;
+use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{Driver, ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::executor::block_on;
@@ -348,6 +348,29 @@ fn a_raise_that_fails_changes_no_later_one(env: &Environment) -> Result<()> {
     ensure!(pool.release_threshold()? == Bytes(2000));
     drop(raised);
     ensure!(pool.release_threshold()? == Bytes(1000));
+    Ok(())
+}
+
+#[apply(case)]
+fn a_raise_that_failed_puts_back_nothing_later(env: &Environment) -> Result<()> {
+    use cuda_mem::ReleaseThreshold::{Bytes, Never};
+    let (pool, control) = (env.pool()?, env.control()?);
+    let set = env.driver.table().cuMemPoolSetAttribute;
+    let set = set.context("no cuMemPoolSetAttribute")?;
+    pool.set_release_threshold(Bytes(1000))?;
+    let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+    control.fail_without_effect("cuMemPoolSetAttribute", 1, unknown);
+    ensure!(pool.raise_release_threshold(Never).is_err());
+    // Another library changes it meanwhile.
+    let (threshold, mut bytes) = (
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+        3000_u64,
+    );
+    // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+    let code = unsafe { set(pool.as_raw(), threshold, (&raw mut bytes).cast()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    drop(pool.raise_release_threshold(Never)?);
+    ensure!(pool.release_threshold()? == Bytes(3000));
     Ok(())
 }
 

@@ -17,6 +17,8 @@ mod gdrcopy;
 mod load;
 mod models;
 mod nvml;
+mod pools;
+mod reach;
 // What drivers of Linux have.
 #[cfg(target_os = "linux")]
 mod support;

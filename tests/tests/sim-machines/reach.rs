@@ -1,0 +1,125 @@
+//! The access of devices to pools, and what the driver is asked about it. Each machine is one of its own in this process.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::{Access, Driver, ErrorKind, MemoryPool};
+use cuda_mem_tests::environment::Environment;
+use cuda_sim::{Machine, Simulator};
+
+const ASK: &str = "cuMemPoolGetAccess";
+const SET: &str = "cuMemPoolSetAccess";
+const ALLOCATE: &str = "cuMemAllocFromPoolAsync";
+
+fn start(machine: Machine) -> Result<(Simulator, Driver)> {
+    // Windows' own models have no managed pools.
+    let machine = machine
+        .memory(1 << 30)
+        .set("CUDA_SIM_DRIVER_MODEL", "linux");
+    let simulator = machine.start()?;
+    let driver = Driver::load_simulated(&simulator)?;
+    Ok((simulator, driver))
+}
+
+/// A question would spoil a capture of another library (R110).
+#[apply(case)]
+fn the_driver_is_not_asked_about_access_that_is_known(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new().devices(2))?;
+    let control = simulator.control();
+    let (own, peer) = (driver.device(0)?, driver.device(1)?);
+    let here = own.primary_context()?.stream()?;
+    let there = peer.primary_context()?.stream()?;
+    let pool = MemoryPool::builder(&own).build()?;
+    drop(pool.alloc::<u8>(&here, 100)?);
+    ensure!(control.calls(ASK) == 0, "it is the pool's own device");
+    pool.set_access([(peer, Access::ReadWrite)])?;
+    drop(pool.alloc::<u8>(&there, 100)?);
+    ensure!(control.calls(ASK) == 0, "access was given");
+    here.synchronize()?;
+    there.synchronize()?;
+    pool.set_access([(peer, Access::None)])?;
+    control.reset();
+    drop(pool.alloc::<u8>(&here, 100)?);
+    ensure!(control.calls(ASK) == 0, "it was taken from the peer alone");
+    Ok(())
+}
+
+#[apply(case)]
+fn access_that_a_device_has_anyway_is_no_call(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new().devices(2))?;
+    let (own, peer) = (driver.device(0)?, driver.device(1)?);
+    let place = (Location::Anywhere, AllocationType::Managed);
+    let managed = MemoryPool::builder_at(driver, place.0, place.1).build()?;
+    let plain = MemoryPool::builder(&own).build()?;
+    plain.set_access([(own, Access::ReadWrite)])?;
+    managed.set_access([(own, Access::ReadWrite), (peer, Access::ReadWrite)])?;
+    plain.close()?;
+    managed.close()?;
+    let calls = simulator.control().calls(SET);
+    ensure!(calls == 0, "{calls} calls");
+    Ok(())
+}
+
+/// The handle serves the next pool (R27).
+#[apply(case)]
+fn a_pool_that_ends_takes_back_what_it_gave_and_nothing_else(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new().devices(3))?;
+    let devices = driver.devices()?;
+    let (own, peers) = devices.split_first().context("no device")?;
+    let pool = MemoryPool::builder(own).build()?;
+    let handle = pool.as_raw();
+    for peer in peers {
+        pool.set_access([(*peer, Access::ReadWrite)])?;
+    }
+    pool.close()?;
+    let next = MemoryPool::builder(own).build()?;
+    ensure!(next.as_raw() == handle);
+    for peer in peers {
+        ensure!(next.access(peer)? == Access::None, "{peer} has kept it");
+    }
+    for access in [Access::ReadWrite, Access::None] {
+        next.set_access([(peers[0], access)])?;
+    }
+    let control = simulator.control();
+    control.reset();
+    next.close()?;
+    ensure!(control.calls(SET) == 0, "it was taken a second time");
+    Ok(())
+}
+
+#[apply(case)]
+fn a_device_that_is_no_peer_is_refused_in_our_words(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new().devices(2).no_peers())?;
+    let (own, stranger) = (driver.device(0)?, driver.device(1)?);
+    let pool = MemoryPool::builder(&own).build()?;
+    let given = pool.set_access([(stranger, Access::ReadWrite)]);
+    let built = MemoryPool::builder(&own).accessible_from([&stranger]);
+    for refused in [given, built.build().map(drop)] {
+        let error = refused
+            .err()
+            .context("access was given to a device that is no peer")?;
+        let is_ours = error.kind() == ErrorKind::NotSupported && error.code().is_none();
+        ensure!(is_ours, "{error}");
+    }
+    ensure!(simulator.control().calls(SET) == 0);
+    Ok(())
+}
+
+/// The driver would give it, and a handle of another driver means nothing to it.
+#[apply(case)]
+fn a_pool_out_of_reach_is_not_asked_for_memory(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new().devices(2))?;
+    let (other_simulator, other_driver) = start(Machine::new())?;
+    let pool = MemoryPool::builder(&driver.device(0)?).build()?;
+    for device in [driver.device(1)?, other_driver.device(0)?] {
+        let stream = device.primary_context()?.stream()?;
+        let Err(error) = pool.alloc::<u8>(&stream, 100) else {
+            bail!("{device} got memory that it does not reach");
+        };
+        let is_ours = error.kind() == ErrorKind::InvalidValue && error.code().is_none();
+        ensure!(is_ours, "{error}");
+    }
+    for simulator in [&simulator, &other_simulator] {
+        ensure!(simulator.control().calls(ALLOCATE) == 0);
+    }
+    Ok(())
+}
