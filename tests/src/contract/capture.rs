@@ -203,6 +203,23 @@ fn a_forbidden_free_elsewhere_is_done_all_the_same(env: &Environment) -> Result<
     Ok(())
 }
 
+/// The wait for the copy is forbidden at first, which loses the capture; the copy is not lost.
+#[apply(case_alone)]
+fn a_copy_beside_a_capture_of_somebody_else_is_finished(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u8>(&stream, 1000)?;
+    for mode in 0..3_u8 {
+        begin(&other, u32::from(mode))?;
+        let copied = buffer.copy_from(&[mode + 1; 1000]);
+        let seen = buffer.to_vec();
+        end(&other)?;
+        copied.with_context(|| format!("mode {mode}"))?;
+        ensure!(seen? == [mode + 1; 1000], "mode {mode}");
+    }
+    Ok(())
+}
+
 #[apply(case_alone)]
 fn a_stream_that_ends_in_a_capture_gives_back_what_waits(env: &Environment) -> Result<()> {
     env.need(11, 4)?;

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use cuda_mem::{ErrorKind, Stream};
+use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use super::context::{Foreign, set_current};
 use crate::environment::Environment;
@@ -132,6 +132,34 @@ fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(env: &Environment) 
     if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
+    Ok(())
+}
+
+/// The host waits for it, since this thread cannot order anything with that stream.
+#[apply(case)]
+fn a_buffer_that_a_threads_own_stream_uses_may_be_freed_elsewhere(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    // The wait is for the whole context.
+    let _pressure = env.exclusive();
+    let (context, pool, stream) = (env.context()?, env.pool()?, env.stream()?);
+    let used_there = || -> Result<DeviceBuffer<u8>> {
+        let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
+        std::thread::scope(|scope| {
+            let there = scope.spawn(|| -> Result<DeviceBuffer<u8>> {
+                let own = context.per_thread_stream();
+                let mut lent = buffer.on(&own)?;
+                lent.fill(3)?;
+                std::mem::forget(lent);
+                Ok(buffer)
+            });
+            there.join().map_err(|_| anyhow!("panicked"))?
+        })
+    };
+    let failures = cuda_mem::base::drop_counts().failures;
+    used_there()?.free()?;
+    drop(used_there()?);
+    ensure!(cuda_mem::base::drop_counts().failures == failures);
+    ensure!(pool.stats()?.used.current == 0);
     Ok(())
 }
 

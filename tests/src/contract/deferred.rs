@@ -3,8 +3,9 @@
 //! A capture forbids things to the whole process, so these bodies run alone.
 
 use std::sync::Arc;
+use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::memory::{PinnedResource, StatisticsAdaptor};
@@ -48,7 +49,8 @@ fn the_next_call_in_the_stream_frees_what_a_capture_kept(env: &Environment) -> R
     let plain = || -> Result<Buffer> { Ok(env.pool()?.alloc(&stream, 1)?) };
     let (dropped, freed) = (plain()?, plain()?);
     let (returned, returned_after) = (adapted.alloc(&stream, 1)?, adapted.alloc(&stream, 1)?);
-    let end = |buffer: Buffer| Ok(buffer.free().map(|()| None)?);
+    let (left, beside) = (adapted.alloc::<u8>(&stream, 1)?, plain()?);
+    let give = |buffer: Buffer| Ok(buffer.free().map(|()| None)?);
     let end_after = |buffer: Buffer| Ok(buffer.free_after([&other]).map(|()| None)?);
     let steps: Vec<Step<'_>> = vec![
         ("an allocation", Box::new(|| Ok(Some(stream.alloc(1)?)))),
@@ -59,8 +61,8 @@ fn the_next_call_in_the_stream_frees_what_a_capture_kept(env: &Environment) -> R
                 Ok(None)
             }),
         ),
-        ("a free", Box::new(|| end(freed))),
-        ("a free to a resource", Box::new(|| end(returned))),
+        ("a free", Box::new(|| give(freed))),
+        ("a free to a resource", Box::new(|| give(returned))),
         (
             "a free after others",
             Box::new(|| end_after(returned_after)),
@@ -83,6 +85,26 @@ fn the_next_call_in_the_stream_frees_what_a_capture_kept(env: &Environment) -> R
         (
             "a wait for another stream",
             Box::new(|| Ok(other.synchronize().map(|()| None)?)),
+        ),
+        (
+            "an allocation from a resource",
+            Box::new(|| Ok(Some(adapted.alloc(&stream, 1)?))),
+        ),
+        (
+            "a drop to a resource",
+            Box::new(|| {
+                drop(left);
+                Ok(None)
+            }),
+        ),
+        (
+            "a free that another capture refuses at first",
+            Box::new(|| {
+                begin(&other, GLOBAL)?;
+                beside.free()?;
+                end(&other)?;
+                Ok(None)
+            }),
         ),
     ];
     for (what, step) in steps {
@@ -203,5 +225,60 @@ fn a_pool_that_ends_in_a_capture_of_another_library_is_gone_afterwards(
     ensure!(during.waiting == before.waiting + 1);
     stream.synchronize()?;
     ensure!(drop_counts().waiting == before.waiting);
+    Ok(())
+}
+
+/// Nothing can be ordered with that stream on this thread.
+#[apply(case_alone)]
+fn what_another_threads_own_stream_used_is_freed_once_its_context_was_waited_for(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, pool, stream) = (env.context()?, env.pool()?, env.stream()?);
+    for stream_is_waited_for in [true, false] {
+        let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
+        let buffer = thread::scope(|scope| {
+            let lends = scope.spawn(|| -> Result<Buffer> {
+                let own = context.per_thread_stream();
+                std::mem::forget(buffer.on(&own)?);
+                Ok(buffer)
+            });
+            lends.join().map_err(|_| anyhow!("panicked"))?
+        })?;
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(buffer);
+            Ok(())
+        })?;
+        if stream_is_waited_for {
+            stream.synchronize()?;
+            ensure!(
+                pool.stats()?.used.current == 1000,
+                "the thread's stream may still use it"
+            );
+        }
+        // One wait is enough.
+        context.synchronize()?;
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+/// Other work of the stream may be the owner's to wait for.
+#[apply(case_alone)]
+fn the_owner_of_no_memory_is_let_go_after_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, owner) = (env.stream()?, Arc::new(()));
+    // SAFETY: address 0 means no bytes.
+    let empty = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, 0, 0, Arc::clone(&owner)) };
+    let failures = drop_counts().failures;
+    let (graph, during) = stream.capture(CaptureMode::Relaxed, |_| {
+        drop(empty);
+        Ok(Arc::strong_count(&owner))
+    })?;
+    drop(graph);
+    ensure!(during == 2, "the stream is captured");
+    stream.context().synchronize()?;
+    ensure!(Arc::strong_count(&owner) == 1, "it is kept for good");
+    ensure!(drop_counts().failures == failures);
     Ok(())
 }

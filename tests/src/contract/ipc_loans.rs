@@ -175,3 +175,19 @@ fn a_buffer_is_given_back_with_its_last_view_only(env: &Environment) -> Result<(
     there.give_back(view)?;
     Ok(())
 }
+
+#[apply(case)]
+fn memory_of_this_process_is_not_given_back_to_another(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    let (_here, there) = Channel::pair()?;
+    let owned = pool.alloc_from(&stream, &[7_u8; 100])?;
+    // SAFETY: the memory is that of `owned`, which lives longer and frees in the same stream.
+    let view = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, owned.as_raw(), 100, ()) };
+    let Err(failed) = there.give_back(view) else {
+        anyhow::bail!("given back what no channel has brought");
+    };
+    ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+    let view = failed.object.context("the view did not come back")?;
+    ensure!(view.to_vec()? == [7; 100]);
+    Ok(())
+}

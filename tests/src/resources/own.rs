@@ -119,6 +119,17 @@ fn a_refused_free_changes_nothing_and_may_be_tried_again(env: &Environment) -> R
     Ok(())
 }
 
+#[apply(case)]
+fn a_resource_is_not_asked_to_take_back_nothing(env: &Environment) -> Result<()> {
+    let (stream, own) = (env.stream()?, Own::new(env)?);
+    let resource = Resource::from(own.clone());
+    // Whatever it is given back is an error.
+    own.refuses.store(true, Ordering::Relaxed);
+    resource.alloc::<u8>(&stream, 0)?.free()?;
+    resource.alloc::<[u8; 0]>(&stream, 1000)?.free()?;
+    Ok(())
+}
+
 /// The memory was given back before the panic, so it must not be given back again.
 #[apply(case)]
 fn a_panic_is_an_error_and_nothing_is_freed_twice(env: &Environment) -> Result<()> {

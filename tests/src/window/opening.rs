@@ -4,11 +4,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use cuda_mem::ErrorKind;
 use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions, MappingKind};
 use cuda_mem::driver::MemoryKind;
 use cuda_mem::ledger::Ledger;
 use cuda_mem::mapped::ManagedBuffer;
+use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use super::{kinds, mapped, memory, open, walking_bit};
 use crate::environment::Environment;
@@ -334,5 +334,22 @@ fn windows_for_copies_come_and_go_beside_other_work(env: &Environment) -> Result
         Ok(())
     })?;
     ensure!(buffer.to_vec()?[3] == 4);
+    Ok(())
+}
+
+/// What it is borrowed from says nothing of the host, so the kind of the memory decides.
+#[apply(case)]
+fn borrowed_memory_of_the_host_is_used_in_place(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let mut owned = memory::<u32>(&stream, CpuMappingKind::HostMapped, 1000)?;
+    owned.fill(5)?;
+    // SAFETY: the memory is that of `owned`, which lives longer and frees in the same stream.
+    let mut view = unsafe { DeviceBuffer::<u32>::borrow_raw(&stream, owned.as_raw(), 1000, ()) };
+    let mut window = open(&mut view, CpuMappingKind::HostMapped)?;
+    ensure!(window.load(999)? == 5);
+    window.store(0, 6)?;
+    window.close()?;
+    drop(view);
+    ensure!(owned.to_vec()?[..2] == [6, 5]);
     Ok(())
 }

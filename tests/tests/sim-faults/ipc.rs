@@ -218,6 +218,26 @@ mod returns {
             Ok(())
         })
     }
+
+    /// This end may still use it, and will not try again.
+    #[apply(case)]
+    fn a_buffer_that_is_lost_is_no_reason_to_wait(env: &Environment) -> Result<()> {
+        lend(env, |there, mut received, end| {
+            let (other, control) = (env.stream()?, env.control()?);
+            received.on(&other).map(std::mem::forget)?;
+            // Its stream cannot be made to wait for the other one, neither now nor at the end.
+            control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+            let failed = there.give_back(received).err().context("it did not fail")?;
+            let received = failed.object.context("the buffer did not come back")?;
+            ensure!(end.try_recv().is_err(), "it may be given back yet");
+            control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+            drop(received);
+            let end = end.recv_timeout(LIMIT).context("the lender waits")?;
+            let end = end.err().context("nothing went wrong")?;
+            ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
+            Ok(())
+        })
+    }
 }
 
 /// The stream that is to be held when the driver has said that it is done, and then what holds it.

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
-use cuda_mem::{Driver, ErrorKind, MemoryPool};
+use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::executor::block_on;
 use cuda_mem_tests::hold::hold;
@@ -43,6 +43,28 @@ fn a_buffer_that_another_stream_could_not_free_is_as_before(env: &Environment) -
     };
     let buffer = failed.object.context("the buffer was not given back")?;
     ensure!(*buffer.stream() == home && buffer.to_vec()? == [7; 100]);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_buffer_that_was_not_freed_after_others_comes_back_if_it_is_there(
+    env: &Environment,
+) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let resource = Resource::from(env.pool()?);
+    let buffer = resource.alloc_from(&stream, &[7_u8; 100])?;
+    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let Err(failed) = buffer.free_after([&other]) else {
+        bail!("the failure was lost");
+    };
+    let buffer = failed.object.context("the buffer was not given back")?;
+    ensure!(buffer.to_vec()? == [7; 100]);
+    // An earlier fault, told by a call that frees all the same.
+    control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let Err(failed) = buffer.free_after([&other]) else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.object.is_none() && failed.error.kind() == ErrorKind::DeviceFault);
     Ok(())
 }
 

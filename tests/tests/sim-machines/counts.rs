@@ -166,9 +166,12 @@ fn memory_of_no_pool_is_freed_behind_a_wait(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn nothing_to_allocate_is_no_call(env: &Environment) -> Result<()> {
     let (pool, stream) = warm(env)?;
+    let other = stream.context().stream()?;
+    env.control()?.reset();
     let mut empty: DeviceBuffer<u8> = pool.alloc(&stream, 0)?;
     empty.fill(1)?;
     ensure!(empty.to_vec()?.is_empty());
+    drop(empty.on(&other)?);
     drop(empty);
     drop(pool.alloc::<[u8; 0]>(&stream, 1000)?);
     ensure!(env.control()?.calls_total() == 0);

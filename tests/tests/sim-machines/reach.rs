@@ -1,8 +1,9 @@
-//! The access of devices to pools, and what the driver is asked about it. Each machine is one of its own in this process.
+//! What devices and streams reach, and what the driver is asked about it. Each machine is one of its own in this process.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::driver::{AllocationType, Location};
-use cuda_mem::{Access, Driver, ErrorKind, MemoryPool};
+use cuda_mem::memory::{DeviceSet, ManagedResource, PinnedResource};
+use cuda_mem::{Access, Driver, ErrorKind, MemoryPool, Resource};
 use cuda_mem_tests::environment::Environment;
 use cuda_sim::{Machine, Simulator};
 
@@ -120,6 +121,63 @@ fn a_pool_out_of_reach_is_not_asked_for_memory(_: &Environment) -> Result<()> {
     }
     for simulator in [&simulator, &other_simulator] {
         ensure!(simulator.control().calls(ALLOCATE) == 0);
+    }
+    Ok(())
+}
+
+/// There is nothing to reach.
+#[apply(case)]
+fn an_empty_buffer_goes_to_every_device_of_its_driver(_: &Environment) -> Result<()> {
+    let (_simulator, driver) = start(Machine::new().devices(2))?;
+    let (_other_simulator, other_driver) = start(Machine::new())?;
+    let (own, peer) = (driver.device(0)?, driver.device(1)?);
+    let here = own.primary_context()?.stream()?;
+    let there = peer.primary_context()?.stream()?;
+    let elsewhere = other_driver.device(0)?.primary_context()?.stream()?;
+    let mut empty = MemoryPool::builder(&own).build()?.alloc::<u8>(&here, 0)?;
+    drop(empty.on(&there)?);
+    let refused = empty.on(&elsewhere).map(drop);
+    let kind = refused.err().map(|error| error.kind());
+    ensure!(kind == Some(ErrorKind::InvalidValue), "{kind:?}");
+    Ok(())
+}
+
+/// Its contexts mean nothing to the driver of the resource.
+#[apply(case)]
+fn memory_of_everybody_is_for_streams_of_one_driver(_: &Environment) -> Result<()> {
+    let (simulator, driver) = start(Machine::new())?;
+    let (_other_simulator, other_driver) = start(Machine::new())?;
+    let stream = other_driver.device(0)?.primary_context()?.stream()?;
+    for resource in [
+        Resource::new(PinnedResource::new(driver)),
+        Resource::new(ManagedResource::new(driver)),
+    ] {
+        let Err(error) = resource.alloc::<u8>(&stream, 100) else {
+            bail!("{resource:?} served a stream of another driver");
+        };
+        let is_ours = error.kind() == ErrorKind::InvalidValue && error.code().is_none();
+        ensure!(is_ours, "{resource:?}: {error}");
+    }
+    for function in ["cuMemHostAlloc", "cuMemAllocManaged"] {
+        ensure!(simulator.control().calls(function) == 0, "{function}");
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn a_set_of_devices_has_those_that_were_added(_: &Environment) -> Result<()> {
+    let (_simulator, driver) = start(Machine::new().devices(3))?;
+    let (_other_simulator, other_driver) = start(Machine::new())?;
+    let devices = driver.devices()?;
+    for added in &devices {
+        let set = DeviceSet::none(driver).with(*added);
+        for device in &devices {
+            ensure!(
+                set.contains(*device) == (device == added),
+                "{device}: {set}"
+            );
+        }
+        ensure!(!set.contains(other_driver.device(0)?), "another driver's");
     }
     Ok(())
 }
