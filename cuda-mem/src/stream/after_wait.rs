@@ -50,3 +50,46 @@ fn tell_all() {
         observer.after_wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl AfterWait for Count {
+        fn after_wait(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn observer(of: &Arc<Count>) -> Weak<dyn AfterWait> {
+        let observer: Weak<Count> = Arc::downgrade(of);
+        observer
+    }
+
+    /// How often it is in the list, in which other tests have theirs.
+    fn entries(observer: &Weak<dyn AfterWait>) -> usize {
+        let list = LIST.lock_unless_forked().expect("this is no fork");
+        list.iter().filter(|other| other.ptr_eq(observer)).count()
+    }
+
+    #[test]
+    fn an_observer_is_listed_once_and_until_it_ends() {
+        let (first, second) = (Arc::<Count>::default(), Arc::<Count>::default());
+        let observers = [observer(&first), observer(&second)];
+        for _ in 0..3 {
+            observers.iter().cloned().for_each(add);
+        }
+        assert_eq!(observers.each_ref().map(entries), [1, 1]);
+        tell();
+        assert!(first.0.load(Ordering::Relaxed) > 0 && second.0.load(Ordering::Relaxed) > 0);
+        // The next one that comes takes the place of what has ended.
+        drop(first);
+        add(observers[1].clone());
+        assert_eq!(observers.each_ref().map(entries), [0, 1]);
+    }
+}

@@ -283,6 +283,7 @@ impl Drop for PendingTry {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -397,5 +398,99 @@ mod tests {
         ready.store(true, Ordering::Relaxed);
         poll_all();
         assert_eq!(entries(), 0);
+    }
+
+    /// Defers one thing when it is released, and nothing after that.
+    struct Keeper(Option<Wait>);
+
+    impl Deferred for Keeper {
+        fn name(&self) -> &'static str {
+            "keeper"
+        }
+
+        fn try_release(&mut self) -> Outcome {
+            if let Some(kept) = self.0.take() {
+                defer(Box::new(kept));
+            }
+            Outcome::Done
+        }
+    }
+
+    #[test]
+    fn one_poll_releases_what_a_release_has_deferred() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = Wait(Arc::new(AtomicBool::new(true)));
+        defer(Box::new(Keeper(Some(kept))));
+        poll();
+        assert_eq!(entries(), 0, "one went, and one came");
+    }
+
+    /// Counts its tries.
+    struct Tried {
+        ready: Arc<AtomicBool>,
+        tries: Arc<AtomicU64>,
+    }
+
+    impl Deferred for Tried {
+        fn name(&self) -> &'static str {
+            "thing that is tried"
+        }
+
+        fn try_release(&mut self) -> Outcome {
+            self.tries.fetch_add(1, Ordering::Relaxed);
+            if self.ready.load(Ordering::Relaxed) {
+                Outcome::Done
+            } else {
+                Outcome::NotYet
+            }
+        }
+    }
+
+    #[test]
+    fn what_waits_long_is_tried_seldom_but_still_tried() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ready, tries) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        defer(Box::new(Tried {
+            ready: Arc::clone(&ready),
+            tries: Arc::clone(&tries),
+        }));
+        (0..1000).for_each(|_| poll());
+        let tried = tries.load(Ordering::Relaxed);
+        assert!((10..500).contains(&tried), "{tried} tries in 1000 polls");
+        ready.store(true, Ordering::Relaxed);
+        (0..=LONGEST_PAUSE).for_each(|_| poll());
+        assert_eq!(entries(), 0, "no pause is longer");
+    }
+
+    /// Looks whether another release could begin while it is released.
+    struct Looks(Arc<AtomicBool>);
+
+    impl Deferred for Looks {
+        fn name(&self) -> &'static str {
+            "thing that looks"
+        }
+
+        fn try_release(&mut self) -> Outcome {
+            let before = entries();
+            poll_stream(STREAM);
+            let is_alone = entries() == before && !may_release();
+            self.0.store(is_alone, Ordering::Relaxed);
+            Outcome::Done
+        }
+    }
+
+    /// The number of no stream.
+    const STREAM: u64 = u64::MAX;
+
+    /// What releases something may hold locks that the other release needs.
+    #[test]
+    fn no_release_begins_inside_of_another() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_alone = Arc::<AtomicBool>::default();
+        defer(Box::new(Looks(Arc::clone(&was_alone))));
+        defer_in_order(STREAM, Box::new(Wait(Arc::new(AtomicBool::new(true)))));
+        poll();
+        assert!(was_alone.load(Ordering::Relaxed));
+        assert_eq!(entries(), 0, "the other one comes afterwards");
     }
 }

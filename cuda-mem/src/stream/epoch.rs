@@ -87,4 +87,16 @@ mod tests {
         drop((first, second));
         assert_eq!(of_context(1, 2).done(), 0, "a later context");
     }
+
+    /// A context that has ended stays in the list until the next one comes.
+    #[test]
+    fn contexts_that_come_and_go_part_no_handles_of_others() {
+        let lasting = of_context(3, 1);
+        drop(of_context(3, 2));
+        let again = of_context(3, 2);
+        again.advance(7);
+        assert_eq!(of_context(3, 2).done(), 7, "the one that has ended is gone");
+        lasting.advance(5);
+        assert_eq!(of_context(3, 1).done(), 5, "it was there all the time");
+    }
 }

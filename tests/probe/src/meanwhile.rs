@@ -61,7 +61,7 @@ fn join(env: &Environment, scene: &Scene, back: bool) -> CUresult {
     cu!(env, cuStreamWaitEvent(scene.stream, scene.event, 0))
 }
 
-const CALLS: [(&str, Call); 67] = [
+const CALLS: [(&str, Call); 71] = [
     ("nothing", |_, _| OK),
     ("alloc", |env, s| {
         let mut out = 0;
@@ -273,6 +273,29 @@ const CALLS: [(&str, Call); 67] = [
     }),
     ("cuStreamDestroy of another", |env, s| {
         cu!(env, cuStreamDestroy_v2(s.other))
+    }),
+    ("cuDeviceGetMemPool", |env, _| {
+        let mut pool = std::ptr::null_mut();
+        cu!(env, cuDeviceGetMemPool(&raw mut pool, 0))
+    }),
+    ("cuDeviceGetDefaultMemPool", |env, _| {
+        let mut pool = std::ptr::null_mut();
+        cu!(env, cuDeviceGetDefaultMemPool(&raw mut pool, 0))
+    }),
+    ("cuDeviceSetMemPool to the same", |env, _| {
+        let mut pool = std::ptr::null_mut();
+        let code = cu!(env, cuDeviceGetMemPool(&raw mut pool, 0));
+        if code != OK {
+            return code;
+        }
+        cu!(env, cuDeviceSetMemPool(0, pool))
+    }),
+    ("cuMemPoolSetAccess", |env, s| {
+        let access = CUmemAccessDesc {
+            location: location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        cu!(env, cuMemPoolSetAccess(s.pool, &raw const access, 1))
     }),
 ];
 

@@ -5,7 +5,7 @@ use std::alloc::Layout;
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
-use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource};
+use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource, Stream};
 
 use super::ends::overlap;
 use crate::environment::Environment;
@@ -231,5 +231,80 @@ fn what_a_captured_stream_freed_goes_to_others_afterwards(env: &Environment) -> 
         "another place: {}",
         arena.stats()
     );
+    Ok(())
+}
+
+/// The capture ends with the stream, and before that somebody looks at the stream.
+#[apply(case_alone)]
+fn memory_of_a_stream_that_ends_in_its_capture_goes_to_others(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    for mode in 0..3 {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let captured = env.stream()?;
+        drop(arena.alloc::<u8>(&captured, LARGE)?);
+        begin(&captured, mode)?;
+        drop(captured);
+        drop(arena.alloc::<u8>(&env.stream()?, LARGE)?);
+        ensure!(
+            arena.stats().grown == 1,
+            "mode {mode}: the memory went to nobody: {}",
+            arena.stats()
+        );
+    }
+    Ok(())
+}
+
+/// The stream was somebody else's, so its capture went on, and nobody could ask how far it was.
+#[apply(case_alone)]
+fn memory_of_a_borrowed_stream_in_a_capture_is_free_after_the_context(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let theirs = env.stream()?;
+    // SAFETY: `theirs` lives longer.
+    let borrowed = unsafe { Stream::borrow_raw(theirs.context(), theirs.as_raw(), ()) };
+    drop(arena.alloc::<u8>(&borrowed, LARGE)?);
+    begin(&theirs, RELAXED)?;
+    drop(borrowed);
+    end_well(&theirs)?;
+    drop(theirs);
+    ensure!(!env.device()?.has_active_context()?);
+    drop(arena.alloc::<u8>(&env.stream()?, LARGE)?);
+    ensure!(
+        arena.stats().grown == 1,
+        "the memory went to nobody: {}",
+        arena.stats()
+    );
+    Ok(())
+}
+
+/// In the capture nobody can ask, but the program has seen before that the stream is done.
+#[apply(case_alone)]
+fn what_was_seen_done_before_a_capture_goes_to_others_in_it(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    type Look = fn(&Stream) -> cuda_mem::Result<()>;
+    let ask: Look = |stream| {
+        while !stream.is_done()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    for look in [Stream::synchronize as Look, ask] {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let (captured, other) = (env.stream()?, env.stream()?);
+        let first = arena.alloc::<u8>(&captured, LARGE)?;
+        let place = (first.as_raw(), LARGE);
+        drop(first);
+        look(&captured)?;
+        begin(&captured, RELAXED)?;
+        let meanwhile = arena.alloc::<u8>(&other, LARGE);
+        end_well(&captured)?;
+        ensure!(
+            overlap(place, (meanwhile?.as_raw(), LARGE)),
+            "another place: {}",
+            arena.stats()
+        );
+    }
     Ok(())
 }

@@ -179,6 +179,34 @@ fn a_stream_lives_as_long_as_one_of_its_handles(env: &Environment) -> Result<()>
     Ok(())
 }
 
+/// The same of the first handle.
+#[apply(case)]
+fn a_stream_goes_on_when_a_later_handle_of_it_has_ended(env: &Environment) -> Result<()> {
+    // Stream ids.
+    env.need(12, 0)?;
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::ALLOW_OPPORTUNISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let (first, last) = (borrowed(&stream), borrowed(&stream));
+    let block = resource.alloc::<u8>(&first, 8 * MIB)?;
+    let place = (block.as_raw(), 8 * MIB);
+    drop(resource.alloc::<u8>(&last, MIB)?);
+    stream.synchronize()?;
+    drop(last);
+    let held = hold(&stream)?;
+    drop(block);
+    let meanwhile = resource.alloc::<u8>(&other, 8 * MIB)?;
+    drop(held);
+    ensure!(
+        !overlap(place, (meanwhile.as_raw(), 8 * MIB)),
+        "the stream may still use it: {}",
+        arena.stats()
+    );
+    Ok(())
+}
+
 /// The cache of a stream that ended goes to one other stream.
 #[apply(case)]
 fn two_streams_never_share_a_cache(env: &Environment) -> Result<()> {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use cuda_mem::Resource;
 use cuda_mem::collective::{Bf16, Element, F16, NcclVersion, ReduceOp, RegisteredResource};
+use cuda_mem::{Arena, ReleaseThreshold, Resource};
 
 use super::*;
 use crate::foreign;
@@ -277,4 +277,48 @@ fn work_that_fails_aborts(env: &Environment) -> Result<()> {
     ensure!(catch_unwind(panicked).is_err());
     refused(rank.communicator.check(), ErrorKind::Aborted)?;
     Ok(())
+}
+
+/// Alone, because it captures. What follows from a wait follows from this one, too.
+#[apply(case_alone)]
+fn a_wait_of_a_communicator_is_one_as_any(env: &Environment) -> Result<()> {
+    const LARGE: usize = 40 << 20;
+    env.need(11, 4)?;
+    let (rank, device) = (one(env)?, env.device()?);
+    let (stream, other) = (&rank.stream, rank.communicator.context().stream()?);
+    let wait = || rank.communicator.synchronize(stream);
+    // What captures put off: in the stream it is freed before the wait, so that the host has seen it, elsewhere after.
+    for of in [stream, &other] {
+        let pool = env.pool()?;
+        let buffer = pool.alloc::<u8>(of, 1000)?;
+        foreign::begin(of, 2)?;
+        drop(buffer);
+        foreign::end_well(of)?;
+        ensure!(pool.stats()?.used.current == 1000);
+        wait()?;
+        ensure!(pool.stats()?.used.current == 0, "it was not freed");
+        if of == stream {
+            pool.close().context("the host has not seen the free")?;
+        }
+    }
+    // What exceeds a threshold goes back.
+    let arena = Arena::builder(&device)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()?;
+    drop(arena.alloc::<u8>(stream, LARGE)?);
+    ensure!(arena.stats().reserved > 0);
+    wait()?;
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    // Others get what the stream has freed, also where nobody can ask the stream.
+    let arena = Arena::builder(&device).build()?;
+    let first = arena.alloc::<u8>(stream, LARGE)?;
+    let place = first.as_raw();
+    drop(first);
+    wait()?;
+    foreign::begin(stream, 2)?;
+    let meanwhile = arena.alloc::<u8>(&other, LARGE);
+    foreign::end_well(stream)?;
+    let distance = meanwhile?.as_raw().abs_diff(place);
+    ensure!(distance < LARGE as u64, "{}", arena.stats());
+    Ok(rank.communicator.close()?)
 }

@@ -201,6 +201,13 @@ fn a_context_of_the_program_can_be_handed_in(env: &Environment) -> Result<()> {
     let context = unsafe { env.driver.context_from_raw(foreign.1) }?;
     ensure!(current(env.driver)?.is_null(), "asking left it current");
     ensure!(!context.is_primary() && context.device() == env.device()?);
+    let primary = env.context()?;
+    ensure!(context != primary, "they are two");
+    let refused = primary.event()?.record(&context.stream()?);
+    ensure!(refused.is_err_and(|error| {
+        // The driver was not asked.
+        error.kind() == ErrorKind::InvalidValue && error.code().is_none()
+    }));
     let (a, b) = (context.stream()?, context.stream()?);
     let mut buffer = env.pool()?.alloc_from(&a, &[1u8, 2, 3])?;
     buffer.on(&b)?.fill(7)?;

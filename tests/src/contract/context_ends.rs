@@ -214,3 +214,23 @@ fn a_guard_survives_the_end_of_a_foreign_context(env: &Environment) -> Result<()
     use_context(&pool, &env.context()?)?;
     set_current(env.driver, null_mut())
 }
+
+/// Only a primary context is known to have ended.
+#[apply(case_alone)]
+fn a_guard_puts_back_a_foreign_context_although_the_primary_one_has_ended(
+    env: &Environment,
+) -> Result<()> {
+    let above = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
+    let before = Foreign::new(env)?;
+    // SAFETY: it ends after everything that is made in it here.
+    let other = unsafe { env.driver.context_from_raw(above.1) }?;
+    let context = env.context()?;
+    let guard = other.bind()?;
+    drop(context);
+    ensure_ended(env)?;
+    drop(guard);
+    ensure!(current(env.driver)? == before.1, "it was current before");
+    drop(before);
+    set_current(env.driver, null_mut())
+}

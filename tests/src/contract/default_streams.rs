@@ -7,6 +7,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::stream::StreamRef;
+use cuda_mem::sys::CU_STREAM_PER_THREAD;
 use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use super::context::{Foreign, set_current};
@@ -227,16 +229,19 @@ fn a_thread_waits_for_its_own_stream_at_its_end(env: &Environment) -> Result<()>
 fn a_thread_waits_for_its_own_stream_of_each_context(env: &Environment) -> Result<()> {
     env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
     let _calm = env.shared();
-    let (primary, foreign) = (env.context()?, Foreign::new(env)?);
+    let (primary, first, second) = (env.context()?, Foreign::new(env)?, Foreign::new(env)?);
+    // Both are on the stack.
     set_current(env.driver, null_mut())?;
-    // SAFETY: it ends after everything that is made in it here.
-    let context = unsafe { env.driver.context_from_raw(foreign.1) }?;
+    set_current(env.driver, null_mut())?;
+    // SAFETY: they end after everything that is made in them here.
+    let [idle, busy] = [first.1, second.1].map(|raw| unsafe { env.driver.context_from_raw(raw) });
+    let (idle, busy) = (idle?, busy?);
     ensure_ends_late(|| {
-        drop(primary.per_thread_stream());
-        let _current = context.bind()?;
-        hold(&context.per_thread_stream())
+        drop((primary.per_thread_stream(), idle.per_thread_stream()));
+        let _current = busy.bind()?;
+        hold(&busy.per_thread_stream())
     })?;
-    context.synchronize()?;
+    busy.synchronize()?;
     Ok(())
 }
 
@@ -254,5 +259,42 @@ fn a_held_stream_does_not_hold_the_default_streams(env: &Environment) -> Result<
     }
     drop(held);
     stream.synchronize()?;
+    Ok(())
+}
+
+/// Named by its handle, as other libraries do.
+#[apply(case)]
+fn a_thread_waits_at_its_end_for_its_own_stream_that_was_borrowed(env: &Environment) -> Result<()> {
+    env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
+    let _calm = env.shared();
+    let (context, stream) = (env.context()?, env.stream()?);
+    ensure_ends_late(|| {
+        // SAFETY: it is this thread's own stream, which lives as long as the context.
+        let own = unsafe { StreamRef::borrow_raw(&context, CU_STREAM_PER_THREAD) };
+        let held = hold(&stream)?;
+        own.wait_for(&stream)?;
+        Ok(held)
+    })?;
+    context.synchronize()?;
+    Ok(())
+}
+
+/// It would take a tenth of a second, and some hundred MB of the device.
+#[apply(case_of_sim_alone)]
+fn a_thread_makes_no_context_at_its_end(env: &Environment) -> Result<()> {
+    env.not_on_windows("threads end under the loader's lock there, where nothing may wait")?;
+    let control = env.control()?;
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            // The context ends with it.
+            drop(env.context()?.per_thread_stream());
+            control.reset();
+            anyhow::Ok(())
+        });
+        there.join().map_err(|_| anyhow!("panicked"))?
+    })?;
+    let calls = |name| control.calls(name);
+    ensure!(calls("cuDevicePrimaryCtxGetState") == 1, "it looks");
+    ensure!(calls("cuDevicePrimaryCtxRetain") == 0, "and leaves it so");
     Ok(())
 }

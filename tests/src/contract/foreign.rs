@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::stream::StreamRef;
-use cuda_mem::sys::{CUresult, CUstream, CUstream_flags};
+use cuda_mem::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream, CUstream_flags};
 use cuda_mem::{Context, ErrorKind, Stream};
 
 use crate::environment::Environment;
+use crate::forks;
 use crate::hold::hold;
 
 fn raw_stream(context: &Context) -> Result<CUstream> {
@@ -131,4 +132,44 @@ fn time_is_between_two_events_with_time_stamps(env: &Environment) -> Result<()> 
         ensure!(error.code().is_none(), "the driver was asked: {error}");
     }
     Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks. What the owner would destroy is the parent's.
+#[apply(case_alone)]
+fn a_forked_child_does_not_drop_the_owner_of_a_borrowed_stream(env: &Environment) -> Result<()> {
+    let (theirs, owner) = (env.stream()?, Arc::new(()));
+    // SAFETY: `theirs` lives longer.
+    let stream =
+        unsafe { Stream::borrow_raw(theirs.context(), theirs.as_raw(), Arc::clone(&owner)) };
+    // SAFETY: the child drops a stream, which must do nothing there, and ends with _exit.
+    let child = unsafe { forks::fork() }?;
+    if child == 0 {
+        drop(stream);
+        forks::end_child(Arc::strong_count(&owner) == 2);
+    }
+    forks::ends_well(child)?;
+    drop(stream);
+    ensure!(Arc::strong_count(&owner) == 1, "it is kept for nobody");
+    Ok(())
+}
+
+#[apply(case)]
+fn a_view_of_a_default_stream_is_that_stream(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
+    // SAFETY: default streams live as long as their context, and the other one is kept.
+    let view = |raw| unsafe { StreamRef::borrow_raw(&context, raw) };
+    for raw in [null_mut(), CU_STREAM_LEGACY] {
+        ensure!(view(raw) == context.legacy_stream().as_ref());
+    }
+    let (own, plain) = (view(CU_STREAM_PER_THREAD), view(stream.as_raw()));
+    ensure!(own == context.per_thread_stream().as_ref());
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            ensure!(own != context.per_thread_stream().as_ref());
+            let refused = own.synchronize().map_err(|error| error.kind());
+            ensure!(refused == Err(ErrorKind::InvalidValue), "{refused:?}");
+            Ok(plain.synchronize()?)
+        });
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })
 }

@@ -181,6 +181,13 @@ fn a_future_behind_another_of_its_stream_is_woken(env: &Environment) -> Result<(
     let _calm = env.shared();
     let (stream, busy) = (env.stream()?, env.stream()?);
     let spin = load(&env.context()?)?.function("spin")?;
+    // The thread that waits has then been idle for longer than it may look at the first of each stream alone.
+    let held = hold(&busy)?;
+    let mut before = pin!(busy.completion()?);
+    ensure!(poll(before.as_mut(), &Arc::default()).is_pending());
+    drop(held);
+    block_on(before)?;
+    std::thread::sleep(Duration::from_millis(20));
     let held = hold(&stream)?;
     let mut early = pin!(stream.completion()?);
     // SAFETY: it touches no memory.
@@ -294,4 +301,64 @@ fn completions_leave_captures_of_others_alone(env: &Environment) -> Result<()> {
     drop(held);
     block_on(future)?;
     Ok(())
+}
+
+/// The question invalidates the capture, and its answer is no reason to go on asking.
+#[apply(case_alone)]
+fn the_future_of_an_event_in_a_capture_is_an_error(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, event) = (env.stream()?, env.context()?.event()?);
+    foreign::begin(&stream, 2)?;
+    event.record(&stream)?;
+    let polled = poll(pin!(event.completion()), &Arc::default());
+    foreign::end(&stream)?;
+    let Poll::Ready(Err(error)) = polled else {
+        anyhow::bail!("it is no error");
+    };
+    ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+    ensure!(error.code().is_some(), "the driver's answer: {error}");
+    Ok(())
+}
+
+/// Whether this process has the thread that waits for futures.
+#[cfg(target_os = "linux")]
+fn a_thread_waits() -> Result<bool> {
+    for task in std::fs::read_dir("/proc/self/task")? {
+        // It may have ended since.
+        let name = std::fs::read_to_string(task?.path().join("comm"));
+        if name.is_ok_and(|name| name.trim_end() == "cuda-mem-waits") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Alone, because it looks at the threads of the process.
+#[cfg(target_os = "linux")]
+#[apply(case_alone)]
+fn the_thread_that_waits_ends_when_nothing_is_pending(env: &Environment) -> Result<()> {
+    use crate::executor::LONG;
+    let stream = env.stream()?;
+    let held = hold(&stream)?;
+    let count = Arc::<Wakes>::default();
+    let mut future = pin!(stream.completion()?);
+    ensure!(poll(future.as_mut(), &count).is_pending());
+    let wait_until = |is_there: bool| -> Result<()> {
+        let begun = Instant::now();
+        while a_thread_waits()? != is_there {
+            ensure!(begun.elapsed() < LONG, "the thread is there: {}", !is_there);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    };
+    wait_until(true)?;
+    drop(held);
+    block_on(future)?;
+    wait_until(false)?;
+    // The next one gets another.
+    let held = hold(&stream)?;
+    let mut future = pin!(stream.completion()?);
+    ensure!(poll(future.as_mut(), &count).is_pending());
+    drop(held);
+    Ok(block_on(future)?)
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
+use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy, Stream};
 
 use crate::environment::Environment;
 use crate::foreign::synchronize;
@@ -124,5 +124,50 @@ fn making_a_pool_ends_one_whose_memory_was_freed_since(env: &Environment) -> Res
     buffer.free()?;
     synchronize(&stream)?;
     ensure!(env.pool()?.as_raw() == handle, "it does not serve again");
+    Ok(())
+}
+
+/// Frees memory of a pool that ends, while the stream is held, and lets the stream get there unseen.
+fn end_unseen(env: &Environment, stream: &Stream) -> Result<()> {
+    let pool = env.pool()?;
+    let held = {
+        // A default stream's context has to be current (R8).
+        let _current = stream.context().bind()?;
+        hold(stream)?
+    };
+    pool.alloc::<u8>(stream, 4096)?.free()?;
+    drop(pool);
+    drop(held);
+    // The question is no wait (R86).
+    while !stream.is_done()? {
+        thread::yield_now();
+    }
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == 1, "{waiting} things wait");
+    Ok(())
+}
+
+/// What was freed in it is then free for all.
+#[apply(case_alone)]
+fn the_end_of_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let stream = env.stream()?;
+    end_unseen(env, &stream)?;
+    drop(stream);
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} things wait");
+    Ok(())
+}
+
+/// A default stream has no end of its own.
+#[apply(case_alone)]
+fn the_end_of_a_context_ends_pools_that_waited_for_its_streams(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let stream = env.context()?.legacy_stream();
+    end_unseen(env, &stream)?;
+    drop(stream);
+    ensure!(!env.device()?.has_active_context()?);
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} things wait");
     Ok(())
 }

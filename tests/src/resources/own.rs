@@ -2,7 +2,7 @@
 
 use std::alloc::Layout;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail, ensure};
@@ -24,6 +24,7 @@ struct Own {
     lock: Mutex<()>,
     refuses: AtomicBool,
     panics: AtomicBool,
+    returns: AtomicU32,
 }
 
 impl Own {
@@ -33,6 +34,7 @@ impl Own {
             lock: Mutex::default(),
             refuses: AtomicBool::new(false),
             panics: AtomicBool::new(false),
+            returns: AtomicU32::new(0),
         }))
     }
 }
@@ -50,6 +52,7 @@ unsafe impl MemoryResource for Own {
         layout: Layout,
         stream: &Stream,
     ) -> cuda_mem::Result<()> {
+        self.returns.fetch_add(1, Ordering::Relaxed);
         if self.refuses.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::NotSupported, "not now"));
         }
@@ -219,5 +222,23 @@ fn a_forked_child_leaves_adaptors_alone(env: &Environment) -> Result<()> {
         "header, allocation, free: {text}"
     );
     ensure!(counted.statistics().allocations.total == 1);
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks. The memory is the parent's, and so is the resource.
+#[apply(case_alone)]
+fn a_forked_child_gives_no_resource_its_memory_back(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let own = Own::new(env)?;
+    let buffer = Resource::from(own.clone()).alloc::<u8>(&stream, 1000)?;
+    // SAFETY: the child drops a buffer, which must do nothing there, and ends with _exit.
+    let child = unsafe { forks::fork() }?;
+    if child == 0 {
+        drop(buffer);
+        forks::end_child(own.returns.load(Ordering::Relaxed) == 0);
+    }
+    forks::ends_well(child)?;
+    drop(buffer);
+    ensure!(own.returns.load(Ordering::Relaxed) == 1);
     Ok(())
 }

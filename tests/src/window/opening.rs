@@ -12,7 +12,7 @@ use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use super::{kinds, mapped, memory, open, walking_bit};
 use crate::environment::Environment;
-use crate::hold::hold;
+use crate::hold::{hold, hold_for};
 
 #[apply(case)]
 fn basic(env: &Environment) -> Result<()> {
@@ -351,5 +351,22 @@ fn borrowed_memory_of_the_host_is_used_in_place(env: &Environment) -> Result<()>
     window.close()?;
     drop(view);
     ensure!(owned.to_vec()?[..2] == [6, 5]);
+    Ok(())
+}
+
+/// Alone, because others use that stream, too.
+#[apply(case_alone)]
+fn copies_of_a_window_do_not_wait_for_the_default_stream(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let mut buffer = memory::<u64>(&stream, CpuMappingKind::Copies, 100)?;
+    let mut window = open(&mut buffer, CpuMappingKind::Copies)?;
+    let default = stream.context().legacy_stream();
+    // Copies that do wait end as well, and are too late.
+    let held = hold_for(&default, Duration::from_secs(10))?;
+    window.store(1, 11)?;
+    ensure!(window.load(1)? == 11);
+    ensure!(!default.is_done()?, "they waited");
+    drop(held);
+    default.synchronize()?;
     Ok(())
 }

@@ -18,6 +18,7 @@ mod placement;
 mod single;
 mod sweep;
 mod vmm;
+mod waits;
 
 use std::process::ExitCode;
 

@@ -2,8 +2,12 @@
 //!
 //! One test at a time, because the simulator counts for the whole process.
 
+mod contexts;
+mod heap;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicIsize, Ordering};
 
 use anyhow::{Result, ensure};
 use cuda_mem::ledger::{Ledger, LedgerLevel};
@@ -330,6 +334,9 @@ fn a_context_that_was_made_anew_is_made_current_again(env: &Environment) -> Resu
 /// Counts the allocations of each thread. The simulator has an allocator of its own.
 struct Counting;
 
+/// Bytes on the heap, of all threads: what one allocates another may free.
+static BYTES: AtomicIsize = AtomicIsize::new(0);
+
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
@@ -339,11 +346,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // While a thread ends its counter is gone, and nothing is counted.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        BYTES.fetch_add(layout.size().cast_signed(), Ordering::Relaxed);
         // SAFETY: the caller's contract is the system's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size().cast_signed(), Ordering::Relaxed);
         // SAFETY: the caller's contract is the system's.
         unsafe { System.dealloc(pointer, layout) }
     }

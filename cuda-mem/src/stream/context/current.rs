@@ -46,6 +46,36 @@ struct Made {
 thread_local! {
     /// The context that this crate last made current on this thread.
     static LAST: Cell<Option<Made>> = const { Cell::new(None) };
+    /// The guards of this thread that have pushed a context, ever; they are numbered from 1.
+    static PUSHED: Cell<u64> = const { Cell::new(0) };
+    /// The number of the guard whose context is on top of the stack; 0 if that is not known.
+    static TOP: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The place of a guard whose context was pushed.
+#[derive(Clone, Copy)]
+struct Pushed {
+    number: u64,
+    /// The number of the guard that was on top before.
+    below: u64,
+}
+
+impl Pushed {
+    fn new() -> Self {
+        let number = PUSHED.get() + 1;
+        PUSHED.set(number);
+        Self {
+            number,
+            below: TOP.replace(number),
+        }
+    }
+
+    /// After a pop. Returns whether this guard was on top.
+    fn end(self) -> bool {
+        let in_order = TOP.get() == self.number;
+        TOP.set(if in_order { self.below } else { 0 });
+        in_order
+    }
 }
 
 /// Must be called after each retain, before any other code has the context.
@@ -124,13 +154,14 @@ impl Context {
         // SAFETY: the driver is initialised.
         let before = unsafe { raw::context::current(table) }?;
         let (wanted, last) = (made(table, self.as_raw()), LAST.get());
-        let is_pushed = !before.is_null() && before != wanted.context;
-        if is_pushed {
+        let mut pushed = None;
+        if !before.is_null() && before != wanted.context {
             // What was current stays on the thread's stack, where its owner may destroy it.
             // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
             // `self`.
             unsafe { raw::context::push(table, wanted.context) }?;
             LAST.set(Some(wanted));
+            pushed = Some(Pushed::new());
         } else if before.is_null() || last != Some(wanted) {
             // SAFETY: as above.
             unsafe { set_current(table, wanted) }?;
@@ -138,7 +169,7 @@ impl Context {
         Ok(Current {
             context: self,
             before,
-            is_pushed,
+            pushed,
             last,
             releases,
             not_send: PhantomData,
@@ -168,8 +199,8 @@ impl Context {
 pub struct Current<'a> {
     context: &'a Context,
     before: CUcontext,
-    /// Whether `before` is under it on the thread's stack.
-    is_pushed: bool,
+    /// If `before` is under it on the thread's stack.
+    pushed: Option<Pushed>,
     /// The context that this crate had last made current when the guard was made.
     last: Option<Made>,
     /// Releases before this guard was made.
@@ -186,14 +217,15 @@ impl Current<'_> {
         if now == self.before {
             return Ok(());
         }
-        if !self.is_pushed {
+        let Some(pushed) = self.pushed else {
             // SAFETY: null, or the context that the guard borrows.
             return unsafe { set_current(table, made(table, self.before)) };
-        }
+        };
         // SAFETY: the driver is initialised.
         unsafe { raw::context::pop(table) }?;
-        // Of guards that are dropped out of order, each removes the top context, whichever it is.
-        let in_order = now == self.context.as_raw();
+        // Of guards that are dropped out of order, each removes the top context, whichever it is. Another library may
+        // have pushed one, too.
+        let in_order = pushed.end() && now == self.context.as_raw();
         LAST.set(self.last.filter(|_| in_order));
         if RELEASES.load(Ordering::Relaxed) != self.releases && has_ended(driver, self.before) {
             // SAFETY: null is always allowed.

@@ -379,4 +379,24 @@ mod tests {
         let slots: HashSet<usize> = (0..64).map(|_| slot()).collect();
         assert!(slots.len() < 64);
     }
+
+    #[test]
+    fn plain_work_is_noted_too_and_only_outside_of_other_work() {
+        let _turn = turn();
+        let table = Table::default();
+        let stream = ptr::without_provenance_mut(0x6000);
+        let other = ptr::without_provenance_mut(0x7000);
+        // The first call of a thread takes its slot.
+        drop(exclude_captures(&table, stream).expect("nobody records"));
+        let plain = exclude_plainly(stream);
+        assert_eq!(plain.is_some(), barrier::is_there());
+        assert_eq!(is_held(stream), plain.is_some());
+        assert!(!is_held(other));
+        drop(plain);
+        assert!(!is_held(stream));
+        let work = exclude_captures(&table, other).expect("nobody records");
+        assert!(exclude_plainly(stream).is_none(), "it has one place");
+        assert!(is_held(other) && !is_held(stream), "which stays as it was");
+        drop(work);
+    }
 }

@@ -154,3 +154,14 @@ pub(super) fn end_inside_deallocate(env: &Environment) -> Result<()> {
     );
     Ok(())
 }
+
+/// The work in the main thread's own stream never ends.
+pub(super) fn leave_with_a_busy_stream(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let _current = context.bind()?;
+    // With its last handle the context would end, and wait for the work.
+    std::mem::forget(context.clone());
+    std::mem::forget(hold(&context.per_thread_stream())?);
+    println!("leaving");
+    Ok(())
+}

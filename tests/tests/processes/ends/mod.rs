@@ -105,6 +105,14 @@ mod process {
     fn a_hook_may_use_the_arena_that_it_is_told_of(env: &Environment) -> Result<()> {
         ends_well(env, "arena_in_a_hook", "told: true, trimmed: true")
     }
+
+    /// Not on a GPU: whether its driver bears such an end is another question.
+    #[apply(case_of_sim)]
+    fn the_main_thread_does_not_wait_for_its_own_stream_at_its_end(
+        env: &Environment,
+    ) -> Result<()> {
+        ends_well(env, "own_stream", "leaving")
+    }
 }
 
 mod others {
@@ -181,6 +189,7 @@ mod scenarios {
     pub(super) fn run(scenario: &str, env: &'static Environment) -> Result<()> {
         match scenario {
             "static" => keep_in_a_static(env),
+            "own_stream" => super::deferred::leave_with_a_busy_stream(env),
             "main_thread_local" => {
                 let last = Last(Some(env.pool()?.alloc_zeroed(&env.stream()?, 1000)?));
                 OWN.with(|own| own.replace(Some(last)));
