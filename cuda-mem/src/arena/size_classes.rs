@@ -290,4 +290,19 @@ mod tests {
         }
         assert!(classes.bytes() >= empty + 10_000 * size_of::<Link>());
     }
+
+    /// Smaller ones of the same list stand before it.
+    #[test]
+    fn the_only_block_of_just_the_size_is_found() {
+        let (mut headers, mut classes) = (Headers::default(), SizeClasses::default());
+        let ids = [1010_u32, 1000, 1001].map(|size| {
+            let start = u64::from(size) << 16;
+            let id = headers.add(Header::new(start, size, State::Free, LastUse::FREE));
+            classes.insert(&headers, id);
+            id
+        });
+        assert_eq!(place(1000).number(), place(1010).number());
+        assert_eq!(classes.find(&headers, 1010), Some(ids[0]));
+        assert_eq!(classes.find(&headers, 1011), None);
+    }
 }

@@ -235,3 +235,62 @@ impl FreeLists for UserSizeClasses {
             + users * size_of::<Owned>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::header::{Header, State};
+    use super::super::last_use::LastUse;
+    use super::*;
+
+    fn insert(headers: &mut Headers, classes: &mut UserSizeClasses, user: u32, size: u32) -> Id {
+        let last_use = LastUse { epoch: 1, user };
+        let start = u64::from(user) << 32 | u64::from(size);
+        let id = headers.add(Header::new(start, size, State::Free, last_use));
+        classes.insert(headers, id);
+        id
+    }
+
+    #[test]
+    fn the_bookkeeping_is_that_of_all_parts() {
+        let (mut headers, mut classes) = (Headers::default(), UserSizeClasses::default());
+        // User 2 never has a block.
+        for user in [0, 1, 3] {
+            for size in 1..=100 {
+                insert(&mut headers, &mut classes, user, size);
+            }
+        }
+        let parts = [
+            classes.clean.bytes(),
+            classes.links.capacity() * size_of::<Link>(),
+            classes.users.capacity() * size_of::<Option<Box<Owned>>>(),
+            2 * size_of::<Owned>(),
+        ];
+        assert!(parts.iter().all(|bytes| *bytes > 0), "{parts:?}");
+        assert_eq!(classes.bytes(), parts.iter().sum::<usize>());
+    }
+
+    #[test]
+    fn the_largest_block_is_found_after_a_larger_one_was_taken() {
+        let (mut headers, mut classes) = (Headers::default(), UserSizeClasses::default());
+        let small = insert(&mut headers, &mut classes, 1, 10);
+        let large = insert(&mut headers, &mut classes, 1, 5000);
+        assert_eq!(classes.largest(&headers), Some(5000));
+        classes.remove(&headers, large);
+        assert_eq!(classes.largest(&headers), Some(10));
+        classes.remove(&headers, small);
+        assert_eq!(classes.largest(&headers), None);
+    }
+
+    /// Smaller ones of the same list stand before it.
+    #[test]
+    fn a_users_only_block_of_just_the_size_is_found() {
+        let (mut headers, mut classes) = (Headers::default(), UserSizeClasses::default());
+        let last = insert(&mut headers, &mut classes, 1, 1010);
+        for size in 1000..1005 {
+            insert(&mut headers, &mut classes, 1, size);
+        }
+        assert_eq!(place(1000).number(), place(1010).number());
+        assert_eq!(classes.find(&headers, 1, 1010), Some(last));
+        assert_eq!(classes.find(&headers, 1, 1011), None);
+    }
+}

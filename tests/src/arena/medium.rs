@@ -308,3 +308,28 @@ fn a_stream_that_keeps_pages_takes_those_of_others(env: &Environment) -> Result<
     drop(blocks);
     Ok(())
 }
+
+/// The largest that a stream ever keeps, in an arena that is large enough for that.
+#[apply(case)]
+fn blocks_of_16_mib_come_back_to_the_pages_that_a_stream_keeps(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
+    let layout = Layout::from_size_align(16 << 20, 256)?;
+    // Three streams keep blocks of up to an eighth of their share.
+    let _large = arena.alloc::<u8>(&streams[1], 512 << 20)?;
+    let before = arena.stats();
+    let blocks = (0..3).map(|_| arena.allocate(layout, &streams[0]));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let space = arena.free_space();
+    ensure!(space.kept >= 48 * MIB, "not of such pages: {space:?}");
+    for address in blocks {
+        // SAFETY: allocated as this layout, and no work uses it.
+        unsafe { arena.deallocate(address, layout, &streams[0]) }?;
+    }
+    let after = arena.stats();
+    ensure!(
+        (after.live, after.live_blocks) == (before.live, before.live_blocks),
+        "{before}; {after}"
+    );
+    Ok(())
+}

@@ -20,14 +20,17 @@ mod moves;
 mod moves_back;
 mod numbers;
 mod parked;
+mod pins;
 pub mod places;
 mod program;
+mod requests;
 mod rules;
 mod sleep;
 mod slow_upstream;
 mod spots;
 mod streams;
 mod threads;
+mod trims;
 mod upstream;
 
 use anyhow::{Context as _, Result, ensure};

@@ -136,3 +136,24 @@ fn threads_that_come_and_go_take_the_caches_of_others_over(env: &Environment) ->
     ensure!((stats.grown, stats.released) == (1, 0), "{stats}");
     Ok(())
 }
+
+/// Each cache has room for four blocks of each small size, with eight bytes for a block.
+#[apply(case)]
+fn caches_of_threads_are_bookkeeping(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let stream = env.stream()?;
+    pair(&arena, &stream, UNIT)?;
+    let before = arena.free_space().bookkeeping;
+    on_threads(|_, turns| share(&arena, &stream, turns))?;
+    let after = arena.free_space().bookkeeping;
+    // One of them may have come to the stream's own lock only.
+    let least = (THREADS - 1) * SIZES * 4 * 8;
+    let most = 4 * THREADS * SIZES * 4 * 8;
+    let more = after.checked_sub(before).map(usize::try_from).transpose()?;
+    ensure!(
+        more.is_some_and(|more| (least..=most).contains(&more)),
+        "{before} bytes, then {after}"
+    );
+    Ok(())
+}

@@ -7,7 +7,7 @@ use cuda_mem::interop::{CaptureMode, Graph};
 use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 use cuda_mem::memory::{DeviceVec, StatisticsAdaptor};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Resource};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryPool, Resource};
 
 use super::{begin, sum};
 use crate::environment::Environment;
@@ -93,6 +93,9 @@ fn every_end_is_noted(env: &Environment) -> Result<()> {
         resource.alloc::<u8>(&stream, 100)?.free()?;
         drop(resource.alloc::<u8>(&stream, 0)?);
         drop(stream.alloc::<u8>(100)?);
+        let arena = Arena::builder(&device).build()?;
+        ensure!(sum(LedgerKind::Arena).0 == 1);
+        drop(arena);
         let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[1_u8; 10])?;
         vec.extend_from_slice(&[2; 1000])?;
         vec.shrink_to_fit()?;

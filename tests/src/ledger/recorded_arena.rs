@@ -349,3 +349,31 @@ fn requests_that_fail_are_recorded(env: &Environment) -> Result<()> {
     );
     Ok(())
 }
+
+/// The stream that frees the blocks is looked at for the first time when 128 of them wait, and no request follows.
+#[apply(case)]
+fn frees_tell_what_they_cost_and_each_number_once(env: &Environment) -> Result<()> {
+    let recorder = Recorder::ring(1000);
+    let arena = Arena::builder(&env.device()?).record(&recorder).build()?;
+    let (own, other) = (env.stream()?, env.stream()?);
+    let layout = Layout::from_size_align(1000, 256)?;
+    let blocks = (0..130).map(|_| arena.allocate(layout, &own));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let before = arena.stats().driver_calls;
+    for address in blocks {
+        // SAFETY: allocated as this layout, and no work uses it.
+        unsafe { arena.deallocate(address, layout, &other) }?;
+    }
+    let calls = arena.stats().driver_calls;
+    ensure!(calls > before, "{before}, and the frees made no call");
+    let recording = recorder.recording();
+    let noted = Replayed::of(&recording)?.calls;
+    ensure!(noted == calls, "{noted} of {calls} calls");
+    let told = of(&recording, TraceAction::DriverCalls);
+    let mut pairs = told.windows(2);
+    ensure!(
+        pairs.all(|pair| pair[0].bytes < pair[1].bytes),
+        "a number came twice: {told:?}"
+    );
+    Ok(())
+}

@@ -19,6 +19,7 @@ mod single;
 mod sweep;
 mod vmm;
 mod waits;
+mod wrong_frees;
 
 use std::process::ExitCode;
 

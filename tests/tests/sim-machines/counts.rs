@@ -15,7 +15,7 @@ use cuda_mem::memory::{
     AlignedAdaptor, DirectResource, LimitAdaptor, ManagedResource, PinnedResource,
     StatisticsAdaptor, TrackingAdaptor,
 };
-use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, MemoryPool, Resource, Stream};
 use cuda_mem_tests::case::{self, Kind, Test};
 use cuda_mem_tests::environment::Environment;
 
@@ -141,6 +141,28 @@ fn a_resource_adds_no_call_and_no_heap(env: &Environment) -> Result<()> {
             control.calls_total()
         );
     }
+    Ok(())
+}
+
+/// A thread's own stream is looked up at each request, because another thread's has the same handle.
+#[apply(case)]
+fn requests_in_a_threads_own_stream_keep_nothing_of_the_host(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let _current = context.bind()?;
+    let arena = Resource::from(Arena::builder(&env.device()?).build()?);
+    let own = context.per_thread_stream();
+    let pairs = |count: usize| -> Result<()> {
+        for _ in 0..count {
+            drop(arena.alloc::<u8>(&own, 1000)?);
+        }
+        Ok(())
+    };
+    // Tables grow at first.
+    pairs(100)?;
+    let before = BYTES.load(Ordering::Relaxed);
+    pairs(10_000)?;
+    let kept = BYTES.load(Ordering::Relaxed) - before;
+    ensure!(kept < 1 << 10, "{kept} bytes");
     Ok(())
 }
 

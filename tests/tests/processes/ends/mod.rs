@@ -347,6 +347,9 @@ mod scenarios {
         drop((live, stream, marked));
         let counts = drop_counts();
         ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
+        // Before any wait for the new context, which would show that all is done.
+        of_marked.trim_to(0)?;
+        ensure!(of_marked.stats().reserved == 0, "{}", of_marked.stats());
         for resource in resources.iter().chain([&arena]) {
             let stream = env.stream()?;
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
