@@ -1,6 +1,8 @@
 //! An arena's own thread: that it helps, and the rules that it keeps.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -148,6 +150,36 @@ fn a_fork_drops_an_arena_whose_thread_works(env: &Environment) -> Result<()> {
     // The thread gives itself its name, once it runs.
     has_thread()?;
     drop(again);
+    Ok(())
+}
+
+/// Threads of the child get the stacks, and with them the identities, of the parent's threads.
+#[apply(case_alone)]
+fn a_fork_that_drops_an_arena_can_wait_for_threads_of_its_own(env: &Environment) -> Result<()> {
+    /// More than the parent has.
+    const THREADS: usize = 64;
+    let (arena, resource) = arena(env)?;
+    has_thread()?;
+    // SAFETY: the child drops what it has, starts threads of its own, and ends with _exit.
+    let child = unsafe { forks::fork() }?;
+    if child == 0 {
+        let together = Arc::new(Barrier::new(THREADS + 1));
+        let start = || {
+            let together = Arc::clone(&together);
+            std::thread::spawn(move || {
+                together.wait();
+            })
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| start()).collect();
+        drop((resource, arena));
+        together.wait();
+        // A thread that somebody else has let go cannot be waited for, which is a panic.
+        let wait = || threads.into_iter().all(|thread| thread.join().is_ok());
+        let waited = catch_unwind(AssertUnwindSafe(wait));
+        forks::end_child(waited.unwrap_or(false));
+    }
+    forks::ends_within(child, Duration::from_secs(10))?;
+    drop((resource, arena));
     Ok(())
 }
 

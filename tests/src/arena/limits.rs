@@ -157,6 +157,28 @@ fn the_initial_bytes_serve_many_streams_without_driver_calls(env: &Environment) 
     Ok(())
 }
 
+/// No stream has used the rest of them. After a trim that is so anyway.
+#[apply(case)]
+fn the_initial_bytes_are_everybodys_from_the_first_block_on(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).initial_bytes(64 << 20);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (first, second) = (env.stream()?, env.stream()?);
+    let _block = resource.alloc::<u8>(&first, MIB)?;
+    let held = hold(&first)?;
+    let before = arena.stats();
+    let _other = resource.alloc::<u8>(&second, MIB)?;
+    let after = arena.stats();
+    drop(held);
+    ensure!(
+        (after.driver_calls, after.waits, after.grown)
+            == (before.driver_calls, before.waits, before.grown),
+        "{before:?}; {after:?}"
+    );
+    Ok(())
+}
+
 #[apply(case)]
 fn initial_bytes_that_are_not_to_be_had_are_no_error(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
@@ -211,7 +233,8 @@ fn a_share_of_the_device_is_a_limit_too(env: &Environment) -> Result<()> {
     }
     // All of it, and more than there is, limit nothing.
     for share in [1.0, 2.0, f64::INFINITY] {
-        Arena::builder(&device).max_share(share).build()?;
+        let arena = Arena::builder(&device).max_share(share).build()?;
+        ensure!(arena.max_bytes() == u64::MAX, "{share}");
     }
     Ok(())
 }

@@ -32,6 +32,7 @@ mod streams;
 mod threads;
 mod trims;
 mod upstream;
+mod upstream_blocks;
 
 use anyhow::{Context as _, Result, ensure};
 

@@ -248,3 +248,57 @@ fn memory_does_not_go_back_within_a_place(env: &Environment) -> Result<()> {
     look_at(&blocks)?;
     spots::have(&large, 101)
 }
+
+/// Two pieces go to addresses behind all that is mapped by then. The arena grows behind these.
+#[apply(case)]
+fn an_arena_grows_behind_memory_that_went_back(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
+    let resource = Resource::from(arena.clone());
+    let second = blocks[1].as_ref().map(|block| block.as_raw());
+    let first = second.context("no block")? - PIECE as u64;
+    let at = |piece: usize| first + (piece * PIECE) as u64;
+    // Of the five free pieces behind the row two are left, which were the fifth and the seventh of it.
+    let behind = block(&resource, &stream, 3, 101)?;
+    [3, 5, 7].into_iter().for_each(|place| blocks[place] = None);
+    stream.synchronize()?;
+    // These two go back, each for a request.
+    let three = block(&resource, &stream, 3, 102)?;
+    stream.synchronize()?;
+    let two = block(&resource, &stream, 2, 102)?;
+    ensure!(arena.stats().moved == 6, "{:?}", arena.stats());
+    // A piece goes to the device, so that the arena sees where its memory ends now.
+    blocks[1] = None;
+    stream.synchronize()?;
+    arena.trim_to(0)?;
+    let held = arena.stats().reserved;
+    ensure!(held == 8 * PIECE as u64, "{held}");
+    stream.synchronize()?;
+    drop((three, two));
+    let row = (0..5).map(|number| Ok(Some(block(&resource, &stream, 1, number)?)));
+    let mut row: Blocks = row.collect::<Result<_>>()?;
+    for (number, block) in row.iter().flatten().enumerate() {
+        let expected = at(3 + number);
+        ensure!(
+            block.as_raw() == expected,
+            "{:#x}, not {expected:#x}",
+            block.as_raw()
+        );
+    }
+    // The two that went back are free, with nothing beside them.
+    [1, 3].into_iter().for_each(|place| row[place] = None);
+    stream.synchronize()?;
+    let before = arena.stats();
+    let returned = block(&resource, &stream, 2, 103)?;
+    let after = arena.stats();
+    ensure!(
+        (after.moved, after.grown) == (before.moved + 2, before.grown),
+        "{before:?}; {after:?}"
+    );
+    ensure!(returned.as_raw() == at(11), "{:#x}", returned.as_raw());
+    let more = block(&resource, &stream, 3, 104)?;
+    ensure!(more.as_raw() == at(13), "{:#x}", more.as_raw());
+    for (block, number) in [(&behind, 101), (&returned, 103), (&more, 104)] {
+        spots::have(block, number).with_context(|| format!("block {number}"))?;
+    }
+    look_at(&row)
+}

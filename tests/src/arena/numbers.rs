@@ -97,6 +97,46 @@ fn driver_calls_and_demand_are_counted(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Looks at streams are a few calls more.
+#[apply(case)]
+fn calls_for_memory_are_counted_for_each_piece(env: &Environment) -> Result<()> {
+    const PIECE: usize = 32 * MIB;
+    let arena = Arena::builder(&env.device()?).slack(1.0).build()?;
+    let resource = Resource::from(arena.clone());
+    let stream = env.stream()?;
+    let mut before = 0;
+    let mut made = || {
+        let (now, last) = (arena.stats().driver_calls, before);
+        before = now;
+        now - last
+    };
+    let row = (0..17).map(|_| resource.alloc::<u8>(&stream, PIECE));
+    let row = row.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let kept: Vec<_> = row.into_iter().skip(1).step_by(2).collect();
+    stream.synchronize()?;
+    made();
+    let large = resource.alloc::<u8>(&stream, 9 * PIECE)?;
+    let moving = made();
+    ensure!(arena.stats().moved == 8, "{:?}", arena.stats());
+    ensure!(moving >= 2 * 8, "{moving}: a mapping and its access");
+    drop(large);
+    stream.synchronize()?;
+    made();
+    arena.trim_to(0)?;
+    let trimming = made();
+    let stats = arena.stats();
+    ensure!(stats.reserved == 8 * PIECE as u64, "{stats}");
+    // Nine pieces, of which eight are mapped at two addresses.
+    ensure!(trimming >= 2 * 9 + 8, "{trimming}: mappings and memory");
+    // SAFETY: nothing uses the memory before the arena is awake.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    let sleeping = made();
+    ensure!(sleeping >= 2 * 8, "{sleeping}: a mapping and its memory");
+    arena.wake()?;
+    drop(kept);
+    Ok(())
+}
+
 #[apply(case)]
 fn an_arena_knows_its_handles_and_what_it_is_made_of(env: &Environment) -> Result<()> {
     let device = env.device()?;

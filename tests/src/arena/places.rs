@@ -1,7 +1,8 @@
 //! Places for large requests that an arena's own thread makes ahead of need.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::arena::SleepContents;
+use cuda_mem::arena::{ArenaBuilder, SleepContents};
+use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::{
     Arena, Device, DeviceBuffer, MemoryResource as _, ReleaseThreshold, Resource, ReusePolicy,
     Stream,
@@ -35,9 +36,13 @@ fn free(blocks: &mut [Option<DeviceBuffer<u8>>], places: &[usize]) {
 ///
 /// It does anything else.
 pub fn make_the_rest_of_a_place(device: &Device, left: usize) -> Result<()> {
+    make_the_rest(Arena::builder(device), device, left)
+}
+
+/// The same, in an arena of this builder.
+fn make_the_rest(builder: ArenaBuilder, device: &Device, left: usize) -> Result<()> {
     const BYTES: u64 = PIECE as u64;
-    let builder = Arena::builder(device).slack(1.0);
-    let arena = builder.background_thread(true).build()?;
+    let arena = builder.slack(1.0).background_thread(true).build()?;
     let resource = Resource::from(arena.clone());
     let stream = device.primary_context()?.stream()?;
     let mut last = resource.alloc::<u8>(&stream, PIECE)?;
@@ -86,6 +91,26 @@ pub fn make_the_rest_of_a_place(device: &Device, left: usize) -> Result<()> {
 #[apply(case_alone)]
 fn the_rest_of_a_place_is_made_within_the_slack(env: &Environment) -> Result<()> {
     make_the_rest_of_a_place(&env.device()?, 0)
+}
+
+/// Also what the thread makes.
+#[apply(case_alone)]
+fn all_memory_of_a_place_is_recorded(env: &Environment) -> Result<()> {
+    let (device, recorder) = (env.device()?, Recorder::ring(10_000));
+    make_the_rest(Arena::builder(&device).record(&recorder), &device, 0)?;
+    let recording = recorder.recording();
+    let mut mapped: Vec<i64> = Vec::new();
+    for entry in recording.entries() {
+        match entry.action {
+            TraceAction::Map => mapped.push(entry.bytes.cast_signed()),
+            TraceAction::Unmap => mapped.push(-entry.bytes.cast_signed()),
+            _ => {}
+        }
+    }
+    // All of it has gone back by now.
+    let sum: i64 = mapped.iter().sum();
+    ensure!(!mapped.is_empty() && sum == 0, "{sum} bytes: {mapped:?}");
+    Ok(())
 }
 
 /// Returns when the thread has done what it was asked for before: it gives back two pieces of what is free.

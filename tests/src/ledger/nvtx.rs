@@ -6,6 +6,7 @@ use std::process::Output;
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::arena::{ArenaBacking, SleepContents};
 use cuda_mem::ledger::{Ledger, Recorder};
+use cuda_mem::memory::{DirectResource, PinnedResource};
 use cuda_mem::sys::nvtx::NVTX_INJECTION_VARIABLE;
 use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource};
 use nvtx_sim::{Control, State};
@@ -107,6 +108,33 @@ fn a_tool_gets_memory_that_it_can_check(env: &Environment) -> Result<()> {
         arena.backing()
     );
     ensure!(arena.memory_properties().device == Some(device) && arena.max_bytes() == 64 << 20);
+    Ok(())
+}
+
+/// That of `cuMemAlloc`, unless it is told of all.
+#[apply(case)]
+fn a_tool_is_told_of_memory_that_it_takes(env: &Environment) -> Result<()> {
+    let test = "a_tool_is_told_of_memory_that_it_takes";
+    let library = library()?;
+    if std::env::var_os(CHILD).is_none() {
+        let path = library.to_str().context("a path of text")?;
+        again(test, &[(NVTX_INJECTION_VARIABLE, path), (SWITCH, "on")])?;
+        return Ok(());
+    }
+    let (tool, stream) = (Tool(library), env.stream()?);
+    let direct = Arena::over(DirectResource::new(env.device()?));
+    let pinned = Arena::over(PinnedResource::new(env.driver));
+    let of_pool = Arena::over(env.pool()?);
+    for (arena, is_told) in [(direct, true), (of_pool, false), (pinned, false)] {
+        let block = arena.alloc::<u8>(&stream, 1000)?;
+        let regions = tool.state()?.regions;
+        ensure!(
+            regions.len() == usize::from(is_told),
+            "{}: {regions:?}",
+            arena.backing()
+        );
+        drop(block);
+    }
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! A graph of one device in a stream of the other.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::interop::{Graph, GraphExec, Instantiate};
-use cuda_mem::{Access, ErrorKind, Stream};
+use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate};
+use cuda_mem::{Access, Arena, ErrorKind, Stream};
 
 use super::{Pair, pair, pool};
 use crate::environment::Environment;
@@ -64,5 +64,28 @@ fn what_a_graph_leaves_stays_with_its_device(env: &Environment) -> Result<()> {
     exec.upload(&streams[0])?;
     exec.launch(&streams[0])?;
     ensure!(exec.left(&left)?.to_vec()? == [5; 1000]);
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn a_graph_runs_in_a_stream_that_reaches_its_capture_pool(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let Pair {
+        devices, streams, ..
+    } = pair(env)?;
+    let below = pool(&devices[0])?;
+    let pool = Arena::over(below.clone()).capture_pool()?;
+    // In other modes the pool cannot be asked for memory meanwhile.
+    let (graph, ()) = streams[0].capture(CaptureMode::Relaxed, |capture| {
+        let mut block = capture.alloc_from::<u8>(&pool, 1000)?;
+        block.as_mut_slice().fill(1)?;
+        Ok(())
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    refused(&mut exec, &streams[1])?;
+    exec.launch(&streams[0])?;
+    below.set_access([(devices[1], Access::ReadWrite)])?;
+    exec.launch(&streams[1])?;
+    streams[1].synchronize()?;
     Ok(())
 }

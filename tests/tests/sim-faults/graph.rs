@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, Error, ErrorKind, Stream};
+use cuda_mem::{Arena, Driver, Error, ErrorKind, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, ORDERED_LATER, STUB, ordered_later_after};
@@ -209,6 +209,47 @@ fn a_buffer_remembers_a_launch_that_its_stream_could_not_wait_for(env: &Environm
     ensure!(!home.is_done()?, "the free did not wait for the launch");
     drop(held);
     home.synchronize()?;
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    Ok(())
+}
+
+/// Else the next graph of the pool would use the memory beside it.
+#[apply(case)]
+fn a_capture_pool_remembers_a_launch_that_its_stream_could_not_wait_for(
+    env: &Environment,
+) -> Result<()> {
+    const WAIT: &str = "cuStreamWaitEvent";
+    let control = env.control()?;
+    let (home, one, other) = (env.stream()?, env.stream()?, env.stream()?);
+    let pool = Arena::builder(&env.device()?).build()?.capture_pool()?;
+    let graph = || -> Result<_> {
+        let (graph, ()) = home.capture(CaptureMode::ThreadLocal, |capture| {
+            let mut block = capture.alloc_from::<u8>(&pool, 1000)?;
+            block.as_mut_slice().fill(1)?;
+            Ok(())
+        })?;
+        Ok(graph.instantiate(Instantiate::Plain)?)
+    };
+    let (mut first, mut second) = (graph()?, graph()?);
+    // What a launch does otherwise.
+    first.launch(&one)?;
+    control.reset();
+    second.launch(&other)?;
+    let waits = control.calls(WAIT);
+    one.synchronize()?;
+    other.synchronize()?;
+    let held = hold(&one)?;
+    // The second recording is that of the way back.
+    control.fail("cuEventRecord", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    first.launch(&one)?;
+    let before = control.calls(WAIT);
+    second.launch(&other)?;
+    let more = control.calls(WAIT) - before;
+    let is_done = other.is_done()?;
+    drop(held);
+    ensure!(more == waits + 1, "{more} waits, and {waits} before");
+    ensure!(!is_done, "the second launch did not wait for the first");
+    other.synchronize()?;
     ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())
 }

@@ -158,3 +158,58 @@ fn what_is_left_of_a_run_keeps_its_last_use() {
     assert_eq!(central.allocate(101, 2, &counters), None);
     assert_eq!(central.allocate(page - 50, 1, &counters), Some(50));
 }
+
+#[test]
+fn a_block_that_any_stream_has_freed_is_found() {
+    let mut central = shared();
+    let counters = Counters::default();
+    let page = PAGE_UNITS as u32;
+    assert!(!central.has_block(1));
+    central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    assert!(central.has_block(page) && !central.has_block(page + 1));
+    let block = central.allocate(page, 1, &counters).expect("room");
+    assert!(!central.has_block(1));
+    // It may be in use still.
+    central.free(block, LastUse::new(1, 5)).expect("it is live");
+    assert!(central.has_block(page) && !central.has_block(page + 1));
+}
+
+#[test]
+fn frees_count_until_an_event_comes_after_them() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let block = central.allocate(100, 1, &counters).expect("room");
+    central.free(block, LastUse::new(1, 5)).expect("it is live");
+    central.note_event(1, 4);
+    assert_eq!(central.unrecorded(1).units, 100, "it came before the free");
+    central.note_event(1, 6);
+    assert_eq!(central.unrecorded(1).units, 0);
+}
+
+/// A clean block and one of the stream are just enough together.
+#[test]
+fn blocks_that_became_one_leave_nothing_behind() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, 2 * PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let page = PAGE_UNITS as u32;
+    let mut bytes = None;
+    for round in 0..200 {
+        let starts = [page / 2, page / 2, page]
+            .map(|size| central.allocate(size, 1, &counters).expect("room"));
+        assert_eq!(starts, [0, PAGE_UNITS / 2, PAGE_UNITS]);
+        central.free(starts[0], LastUse::FREE).expect("it is live");
+        central
+            .free(starts[1], LastUse::new(1, 7))
+            .expect("it is live");
+        assert_eq!(central.allocate(page, 1, &counters), Some(0));
+        central.free(0, LastUse::FREE).expect("it is live");
+        central.free(starts[2], LastUse::FREE).expect("it is live");
+        let all = central.allocate(2 * page, 0, &counters);
+        assert_eq!(all, Some(0), "something lies between them in round {round}");
+        central.free(0, LastUse::FREE).expect("it is live");
+        let now = central.heap().bytes();
+        assert_eq!(*bytes.get_or_insert(now), now, "more in round {round}");
+    }
+}
