@@ -225,7 +225,11 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
 
 /// Starts a process. Under Wine a start was seen to fail with `ERROR_INTERNAL_ERROR`, once in more than a thousand; then
 /// no program has run, and it is started again.
-pub(crate) fn started<T>(mut start: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+///
+/// # Errors
+///
+/// Those of `start`.
+pub fn started<T>(mut start: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     const INTERNAL_ERROR: i32 = 1359;
     const ATTEMPTS: u32 = 3;
     for _ in 1..ATTEMPTS {

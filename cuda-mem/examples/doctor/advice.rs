@@ -155,6 +155,11 @@ fn hidden_devices(error: &Error) -> Option<String> {
 /// Advice for a real driver that does not start.
 fn for_start(error: &Error) -> &'static str {
     match error.code() {
+        _ if error.kind() == ErrorKind::InvalidDevice && cfg!(windows) => {
+            "See whether `nvidia-smi` lists a GPU, and what the Device Manager says of it: it may be \
+             disabled, or its driver may not have started. See the Event Viewer, System, source \
+             nvlddmkm."
+        }
         _ if error.kind() == ErrorKind::InvalidDevice => {
             "See whether `nvidia-smi` lists a GPU. If it does, this process is kept from it: look at the \
              rights of /dev/nvidia*, at the container's GPU options, and, with MIG on, at whether an \
@@ -173,6 +178,12 @@ fn for_start(error: &Error) -> &'static str {
             "A forward compatibility library was found that this GPU may not use: take its folder \
              (`compat`) out of LD_LIBRARY_PATH, or install a newer driver."
         }
+        Some(CUresult::CUDA_ERROR_UNKNOWN | CUresult::CUDA_ERROR_OPERATING_SYSTEM)
+            if cfg!(windows) =>
+        {
+            "The driver of Windows may have stopped: see what the Device Manager says of the GPU, and \
+             the Event Viewer, System, source nvlddmkm, and restart the machine if it was asleep."
+        }
         Some(CUresult::CUDA_ERROR_UNKNOWN | CUresult::CUDA_ERROR_OPERATING_SYSTEM) => {
             "Often the kernel module nvidia-uvm is not loaded or its device files cannot be opened: \
              see `ls -l /dev/nvidia*` and the kernel's log, and restart the machine if it was asleep."
@@ -180,6 +191,10 @@ fn for_start(error: &Error) -> &'static str {
         Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE | CUresult::CUDA_ERROR_NOT_PERMITTED) => {
             "The GPU is kept from this process: another one may own it (compute mode), or rights are \
              missing."
+        }
+        _ if cfg!(windows) => {
+            "The driver was opened and does not start: see `nvidia-smi` and the Event Viewer, System, \
+             source nvlddmkm, and reinstall the driver if they agree."
         }
         _ => {
             "The driver was opened and does not start: see `nvidia-smi` and the kernel's log, and \
@@ -193,6 +208,8 @@ pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -
     let mut lines = for_reason(reason, facts);
     match (reason, model) {
         (Reason::DriverTooOld { .. }, _) => {}
+        // Drivers of Windows have managed memory under each model, so a newer one is not the way out.
+        _ if !facts.can.managed_memory => lines.extend(guesses(facts)),
         (_, DriverModel::Tcc) => lines.push(format!(
             "Windows drives this GPU in TCC mode, where pools are missing: update the driver, and if \
              that does not help, switch the model with `nvidia-smi -i {} -dm 0` (WDDM) or, on newer \
@@ -282,11 +299,15 @@ pub(crate) fn without_sharing(reason: Reason) -> Vec<String> {
 
 /// The device exists, but does not respond.
 pub(crate) fn silent_device() -> Vec<String> {
-    vec![
-        "See `nvidia-smi` and the kernel's log (lines with Xid): the GPU may have failed, be out of \
-         memory or be taken by another process."
-            .to_owned(),
-    ]
+    let log = if cfg!(windows) {
+        "the Event Viewer (System, source nvlddmkm)"
+    } else {
+        "the kernel's log (lines with Xid)"
+    };
+    vec![format!(
+        "See `nvidia-smi` and {log}: the GPU may have failed, be out of memory or be taken by another \
+         process."
+    )]
 }
 
 /// The context or an allocation failed.

@@ -1,5 +1,6 @@
 //! The driver to examine, or why there is none.
 
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::path::PathBuf;
 
 use cuda_mem::sys::{self, DriverLibrary, DriverTable, LIBRARY_VARIABLE, LoadError};
@@ -143,9 +144,9 @@ fn simulated() -> Result<Found, Box<Unopened>> {
                 "{} names the file {name:?}, which is not there",
                 cuda_sim::LIBRARY_VARIABLE
             ),
-            None => {
-                "the simulated driver libcuda_sim.so was not found beside this program".to_owned()
-            }
+            None => format!(
+                "the simulated driver {DLL_PREFIX}cuda_sim{DLL_SUFFIX} was not found beside this program"
+            ),
         };
         let error = Error::new(ErrorKind::DriverMissing, text);
         let unopened = Unopened::new(&error, None, advice::no_simulator(&[]));
@@ -175,6 +176,7 @@ pub(crate) fn kernel_module() -> Option<String> {
 
 /// The file of the driver, which is opened by a bare name. The file name often contains the version. Found by the
 /// address of the driver's first function.
+#[cfg(not(windows))]
 fn file_of(table: &DriverTable) -> Option<PathBuf> {
     let address = table.cuInit? as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -186,4 +188,36 @@ fn file_of(table: &DriverTable) -> Option<PathBuf> {
         let path = line.get(line.find('/')?..)?;
         (start..end).contains(&address).then(|| PathBuf::from(path))
     })
+}
+
+/// As on Linux: the library is the one that has this address.
+#[cfg(windows)]
+fn file_of(table: &DriverTable) -> Option<PathBuf> {
+    use std::ffi::OsString;
+    use std::os::windows::ffi::OsStringExt as _;
+
+    use windows_sys::Win32::System::LibraryLoader::{
+        GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS, GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+        GetModuleFileNameW, GetModuleHandleExW,
+    };
+
+    /// No path has more characters there.
+    const LONGEST: u32 = 32_768;
+
+    let address = table.cuInit? as *const u16;
+    let flags =
+        GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    let mut module = std::ptr::null_mut();
+    // SAFETY: with FROM_ADDRESS the second argument is an address, and is not read through. The third can be written.
+    if unsafe { GetModuleHandleExW(flags, address, &raw mut module) } == 0 {
+        return None;
+    }
+    let mut name = vec![0; LONGEST as usize];
+    // SAFETY: the library of a `DriverTable` is never closed, so the handle stays valid. `name` has as
+    // many characters as is said.
+    let length = unsafe { GetModuleFileNameW(module, name.as_mut_ptr(), LONGEST) };
+    let name = name
+        .get(..length as usize)
+        .filter(|name| !name.is_empty())?;
+    Some(PathBuf::from(OsString::from_wide(name)))
 }

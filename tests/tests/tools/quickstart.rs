@@ -14,7 +14,7 @@ fn quickstart(env: &Environment, arguments: &[&str]) -> Result<Output> {
     if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
     }
-    Ok(command.output()?)
+    Ok(own_process::started(|| command.output())?)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -100,7 +100,8 @@ fn a_device_without_pools_is_told_so_and_served(_: &Environment) -> Result<()> {
         let mut command = Command::new(own_process::example("quickstart")?);
         command.args(["--trace", &path]).args(arguments);
         command.env(LIBRARY_VARIABLE, sim_path()?);
-        Ok(command.env("CUDA_SIM_DRIVER_MODEL", "tcc").output()?)
+        command.env("CUDA_SIM_DRIVER_MODEL", "tcc");
+        Ok(own_process::started(|| command.output())?)
     };
     let output = on_tcc(&[])?;
     let shown = text(&output.stdout);

@@ -7,6 +7,8 @@ use anyhow::{Result, ensure};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::own_process;
 
+use super::{NO_FILE, NO_FOLDER};
+
 const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream,Origin\n\
                    1,04:12:33.1,map,0x1000,2097152,0x0,\n\
                    1,04:12:33.2,allocate,0x1000,1048576,0x0,\"src/<b>.rs:1 f;src/main.rs:2\"\n\
@@ -22,7 +24,8 @@ fn folder(log: &str) -> Result<tempfile::TempDir> {
 
 fn report(folder: &Path, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(own_process::example("report")?);
-    Ok(command.args(arguments).current_dir(folder).output()?)
+    command.args(arguments).current_dir(folder);
+    Ok(own_process::started(|| command.output())?)
 }
 
 /// This exit code, each word in the message, and no page.
@@ -85,7 +88,7 @@ fn mistakes_are_named_and_leave_no_page(_: &Environment) -> Result<()> {
         2,
         &["log.csv, line 6", "resize", "free requested"],
     )?;
-    refused(path, &of("absent.csv"), 2, &["absent.csv", "No such file"])?;
+    refused(path, &of("absent.csv"), 2, &["absent.csv", NO_FILE])?;
     refused(path, &["log.csv"], 2, &["--output"])?;
     refused(
         path,
@@ -95,5 +98,5 @@ fn mistakes_are_named_and_leave_no_page(_: &Environment) -> Result<()> {
     )?;
     std::fs::write(path.join("log.csv"), LOG)?;
     let nowhere = ["log.csv", "-o", "nowhere/page.html"];
-    refused(path, &nowhere, 3, &["nowhere/page.html", "No such file"])
+    refused(path, &nowhere, 3, &["nowhere/page.html", NO_FOLDER])
 }

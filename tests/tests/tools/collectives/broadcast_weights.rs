@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem_tests::environment::Environment;
 use serde_json::Value;
 
+use super::super::NO_FILE;
 use super::{object, printed, refused, rows, run};
 
 const NAME: &str = "broadcast_weights";
@@ -72,7 +73,7 @@ fn a_file_without_weights_is_named(env: &Environment) -> Result<()> {
     let path = folder.path().join("weights.bin");
     let file = path.to_string_lossy();
     let missing = run(env, NAME, &["--file", &file])?;
-    refused(&missing, 2, &[&file, "No such file"])?;
+    refused(&missing, 2, &[&file, NO_FILE])?;
     std::fs::write(&path, "")?;
     let empty = run(env, NAME, &["--file", &file])?;
     refused(&empty, 2, &[&file, "empty"])

@@ -1,5 +1,7 @@
 //! The examples of collective operations: on two GPUs with NCCL, or on the simulated driver and NCCL.
 
+// NCCL is for Linux: its `ncclMemAlloc` wants memory that is shared by descriptor, which no driver of Windows has.
+#[cfg(target_os = "linux")]
 mod allreduce;
 mod broadcast_weights;
 mod ranks;

@@ -4,6 +4,10 @@
 mod healthy;
 mod ill;
 mod nothing;
+// A process of Linux takes all its address space for these. Wine needs a byte for each 4 KiB of it, and Windows has no
+// `ulimit`.
+#[cfg(target_os = "linux")]
+mod unusable;
 
 use std::process::{Command, Output, Stdio};
 
@@ -12,6 +16,18 @@ use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::own_process;
 use serde_json::Value;
+
+use super::examples::full_disk;
+
+/// What processes of this system share pools through, as the doctor names it.
+const HANDLE: &str = if cfg!(windows) {
+    "handle"
+} else {
+    "descriptor"
+};
+
+/// The kinds of pool that the doctor tries.
+const KINDS: [&str; 6] = ["plain", HANDLE, "fabric", "host", "numa_0", "managed"];
 
 /// The program with these arguments, on a machine where nothing is set but these.
 fn doctor(set: &[(&str, &str)], arguments: &[&str]) -> Result<Command> {
@@ -33,7 +49,7 @@ fn doctor(set: &[(&str, &str)], arguments: &[&str]) -> Result<Command> {
 
 /// It ended by itself, and nothing in it panicked.
 fn ended(mut command: Command) -> Result<(i32, String)> {
-    let output: Output = command.output()?;
+    let output: Output = own_process::started(|| command.output())?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(!errors.contains("panicked"), "{errors}");
     let code = output.status.code().context("killed")?;
@@ -101,10 +117,8 @@ fn arguments_and_exit_codes_are_explained(_: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is(_: &Environment) -> Result<()> {
     let mut command = doctor(&[], &["--simulate"])?;
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = own_process::started(|| command.spawn())?;
     drop(child.stdout.take());
     let output = child.wait_with_output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -113,9 +127,8 @@ fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is(_: &Environment) -> Res
         "{errors}"
     );
     let mut command = doctor(&[], &["--simulate"])?;
-    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full");
-    command.stdout(full()?).stderr(full()?);
-    let status = command.status()?;
+    command.stdout(full_disk()?).stderr(full_disk()?);
+    let status = own_process::started(|| command.status())?;
     ensure!(status.code() == Some(3), "{status}");
     Ok(())
 }

@@ -61,7 +61,12 @@ fn the_simulator_is_never_taken_unasked(_: &Environment) -> Result<()> {
             .iter()
             .filter_map(|one| one["path"].as_str())
             .collect();
-        ensure!(paths.contains(&"libcuda.so.1"), "{paths:?}");
+        let name = if cfg!(windows) {
+            "nvcuda.dll"
+        } else {
+            "libcuda.so.1"
+        };
+        ensure!(paths.contains(&name), "{paths:?}");
         ensure!(tried.iter().all(|one| one["reason"].is_string()));
         has(&joined(&value["advice"])?, &["--simulate"])?;
     }
@@ -86,7 +91,7 @@ fn a_stub_is_no_driver(_: &Environment) -> Result<()> {
     let sim = sim_path()?.display().to_string();
     let set = [(LIBRARY_VARIABLE, sim.as_str()), ("CUDA_SIM_STUB", "1")];
     let error = is_left(&set, &[], "no driver", "the toolkit's stub")?;
-    has(&error.to_string(), &["stub", &sim])
+    has(error["text"].as_str().unwrap_or_default(), &["stub", &sim])
 }
 
 /// It is there, so that nothing has to be built.
@@ -136,10 +141,15 @@ fn no_device_is_told_with_what_may_hide_it(_: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_driver_that_does_not_start_is_told_by_its_code(_: &Environment) -> Result<()> {
+    let of_the_system = if cfg!(windows) {
+        "Device Manager"
+    } else {
+        "nvidia-uvm"
+    };
     for (code, advice) in [
         (803, "two versions"),
         (802, "fabricmanager"),
-        (999, "nvidia-uvm"),
+        (999, of_the_system),
         (46, "compute mode"),
         (54321, "nvidia-smi"),
     ] {

@@ -1,11 +1,10 @@
 //! The same mistake has the same answer everywhere.
 
-use std::fs::OpenOptions;
-
 use anyhow::{Result, ensure};
 use cuda_mem_tests::environment::Environment;
 
-use super::{EXAMPLES, Ended, Example, ended, small_log};
+use super::super::{DISK_FULL, NO_FOLDER};
+use super::{EXAMPLES, Ended, Example, ended, full_disk, small_log};
 
 /// This exit code, each word in the message, and no output.
 fn refused(example: &Example, ended: &Ended, code: i32, words: &[&str]) -> Result<()> {
@@ -23,7 +22,7 @@ fn refused(example: &Example, ended: &Ended, code: i32, words: &[&str]) -> Resul
 
 #[apply(case)]
 fn help_is_given_and_nothing_else_is_done(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let ended = example.run(env, &["--help"])?;
         let name = example.name;
         ensure!(
@@ -44,7 +43,7 @@ fn help_is_given_and_nothing_else_is_done(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn an_unknown_option_is_named(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let ended = example.run(env, &example.quick(&["--teapot"]))?;
         refused(example, &ended, 2, &["--teapot", "--help"])?;
     }
@@ -53,7 +52,7 @@ fn an_unknown_option_is_named(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_device_that_is_not_there_is_named(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let ended = example.run(env, &example.quick(&["--device", "99"]))?;
         if example.name == "doctor" {
             // What it finds is its output, whatever it finds.
@@ -71,7 +70,7 @@ fn a_device_that_is_not_there_is_named(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_hidden_device_is_told_with_the_variable(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let mut command = example.command(env, example.quick)?;
         command.env("CUDA_VISIBLE_DEVICES", "9");
         let ended = ended(command, None)?;
@@ -92,10 +91,10 @@ fn a_hidden_device_is_told_with_the_variable(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_missing_log_is_named(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let Some(log) = example.log else { continue };
         let ended = example.run(env, &[log, &["/nowhere/log.csv"]].concat())?;
-        refused(example, &ended, 2, &["/nowhere/log.csv", "No such file"])?;
+        refused(example, &ended, 2, &["/nowhere/log.csv", NO_FOLDER])?;
     }
     Ok(())
 }
@@ -112,7 +111,7 @@ fn a_log_that_is_none_lacks_columns(env: &Environment) -> Result<()> {
         b"hello\n",
     ] {
         std::fs::write(&*path, garbage)?;
-        for example in &EXAMPLES {
+        for example in EXAMPLES {
             let Some(log) = example.log else { continue };
             let ended = example.run(env, &[log, &[&*path]].concat())?;
             let words = [&*path, "lacks the columns Action, Pointer, Size, Stream"];
@@ -127,26 +126,20 @@ fn a_picture_that_cannot_be_written_is_told_before_the_work(env: &Environment) -
     for example in EXAMPLES.iter().filter(|example| example.name == "replay") {
         let picture = ["--svg", "/nowhere/picture.svg"];
         let ended = example.run(env, &example.quick(&picture))?;
-        refused(
-            example,
-            &ended,
-            3,
-            &["/nowhere/picture.svg", "No such file"],
-        )?;
+        refused(example, &ended, 3, &["/nowhere/picture.svg", NO_FOLDER])?;
     }
     Ok(())
 }
 
 #[apply(case)]
 fn a_full_disk_has_its_code(env: &Environment) -> Result<()> {
-    for example in &EXAMPLES {
-        let full = OpenOptions::new().write(true).open("/dev/full")?;
-        let ended = ended(example.command(env, example.quick)?, Some(full))?;
+    for example in EXAMPLES {
+        let ended = ended(example.command(env, example.quick)?, Some(full_disk()?))?;
         refused(
             example,
             &ended,
             3,
-            &["standard output cannot be written", "No space left"],
+            &["standard output cannot be written", DISK_FULL],
         )?;
     }
     Ok(())
@@ -155,7 +148,7 @@ fn a_full_disk_has_its_code(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn sizes_are_read_alike(env: &Environment) -> Result<()> {
     let (_folder, log) = small_log()?;
-    for example in &EXAMPLES {
+    for example in EXAMPLES {
         let quick = match example.log {
             Some(before) => [before, &[log.as_str()]].concat(),
             None => example.quick.to_vec(),

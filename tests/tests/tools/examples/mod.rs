@@ -3,14 +3,14 @@
 mod mistakes;
 mod shown;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::environment::{Backend, Environment, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, Skip, sim_path};
 use cuda_mem_tests::own_process;
 
 /// An example, and arguments with which it does all that it does in a short time.
@@ -23,8 +23,9 @@ pub(crate) struct Example {
     pub(crate) sizes: &'static [&'static str],
 }
 
-/// `ipc` needs a second process to come to an end; `ipc-example` tests that.
-pub(crate) const EXAMPLES: [Example; 9] = [
+/// `ipc` needs a second process to come to an end; `super::ipc` tests that. Elsewhere than on Linux it says that it is
+/// for Linux, and nothing else.
+pub(crate) const EXAMPLES: &[Example] = &[
     Example {
         name: "devices",
         quick: &[],
@@ -37,6 +38,7 @@ pub(crate) const EXAMPLES: [Example; 9] = [
         log: None,
         sizes: &[],
     },
+    #[cfg(target_os = "linux")]
     Example {
         name: "ipc",
         quick: &["cuda-mem-test-examples"],
@@ -127,12 +129,21 @@ pub(crate) fn small_log() -> Result<(tempfile::TempDir, String)> {
     Ok((folder, path.display().to_string()))
 }
 
+/// A file that takes no byte: the disk is full.
+pub(crate) fn full_disk() -> Result<File> {
+    match OpenOptions::new().write(true).open("/dev/full") {
+        // Wine shows the machine's.
+        Err(_) if cfg!(windows) => Err(Skip("Windows has no /dev/full".to_owned()).into()),
+        opened => Ok(opened?),
+    }
+}
+
 /// Waits for the end; an example that does not end is a failure, and is killed.
 pub(crate) fn ended(mut command: Command, out: Option<File>) -> Result<Ended> {
-    let mut child = command
+    command
         .stdout(out.map_or_else(Stdio::piped, Stdio::from))
-        .stderr(Stdio::piped())
-        .spawn()?;
+        .stderr(Stdio::piped());
+    let mut child = own_process::started(|| command.spawn())?;
     let readers = [
         child.stdout.take().map(|pipe| thread::spawn(|| read(pipe))),
         child.stderr.take().map(|pipe| thread::spawn(|| read(pipe))),

@@ -1,5 +1,6 @@
 //! What a person sees.
 
+use std::path::MAIN_SEPARATOR;
 use std::sync::OnceLock;
 
 use anyhow::{Result, anyhow, ensure};
@@ -63,7 +64,7 @@ fn lines_fit_the_terminal(env: &Environment) -> Result<()> {
     for (name, text) in texts(env)? {
         for line in text.lines() {
             // A path has the length that it has.
-            let is_long = line.chars().count() > WIDTH && !line.contains('/');
+            let is_long = line.chars().count() > WIDTH && !line.contains(['/', MAIN_SEPARATOR]);
             ensure!(!is_long, "{name}: {line}");
         }
     }

@@ -27,7 +27,7 @@ fn replay(env: &Environment, arguments: &[&str]) -> Result<Output> {
 }
 
 fn ended(mut command: Command) -> Result<Output> {
-    let output = command.output()?;
+    let output = own_process::started(|| command.output())?;
     let errors = text(&output.stderr);
     ensure!(!errors.contains("panicked"), "{errors}");
     ensure!(output.status.code().is_some(), "killed: {errors}");

@@ -28,7 +28,7 @@ fn quick(env: &Environment, arguments: &[&str]) -> Result<Output> {
 }
 
 fn ended(command: &mut Command) -> Result<Output> {
-    let output = command.output()?;
+    let output = own_process::started(|| command.output())?;
     let errors = text(&output.stderr);
     ensure!(!errors.contains("panicked"), "{errors}");
     ensure!(output.status.code().is_some(), "killed: {errors}");
