@@ -61,7 +61,7 @@ fn join(env: &Environment, scene: &Scene, back: bool) -> CUresult {
     cu!(env, cuStreamWaitEvent(scene.stream, scene.event, 0))
 }
 
-const CALLS: [(&str, Call); 71] = [
+const CALLS: [(&str, Call); 72] = [
     ("nothing", |_, _| OK),
     ("alloc", |env, s| {
         let mut out = 0;
@@ -289,6 +289,18 @@ const CALLS: [(&str, Call); 71] = [
             return code;
         }
         cu!(env, cuDeviceSetMemPool(0, pool))
+    }),
+    ("cuMemSetMemPool to the same", |env, _| {
+        let (mut pool, kind) = (
+            std::ptr::null_mut(),
+            CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        );
+        let mut place = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
+        let code = cu!(env, cuMemGetMemPool(&raw mut pool, &raw mut place, kind));
+        if code != OK {
+            return code;
+        }
+        cu!(env, cuMemSetMemPool(&raw mut place, kind, pool))
     }),
     ("cuMemPoolSetAccess", |env, s| {
         let access = CUmemAccessDesc {

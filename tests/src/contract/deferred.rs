@@ -8,7 +8,7 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
-use cuda_mem::memory::{PinnedResource, StatisticsAdaptor};
+use cuda_mem::memory::{CurrentPool, PinnedResource, StatisticsAdaptor};
 use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 
 use crate::environment::Environment;
@@ -207,24 +207,36 @@ fn a_pool_that_ends_in_a_capture_is_gone_afterwards(env: &Environment) -> Result
     Ok(())
 }
 
-/// In global mode the question whether its memory is free is refused, and loses the capture (R110).
+/// In global mode the question whether its memory is free is refused, as is making another pool current, and loses the
+/// capture (R110).
 #[apply(case_alone)]
 fn a_pool_that_ends_in_a_capture_of_another_library_is_gone_afterwards(
     env: &Environment,
 ) -> Result<()> {
     env.need(11, 4)?;
-    let (pool, stream) = (env.pool()?, env.stream()?);
-    drop(pool.alloc::<u8>(&stream, 1000)?);
-    stream.synchronize()?;
-    let before = drop_counts();
-    begin(&stream, GLOBAL)?;
-    drop(pool);
-    let during = drop_counts();
-    end(&stream)?;
-    ensure!(during.failures == before.failures, "it is no failure");
-    ensure!(during.waiting == before.waiting + 1);
-    stream.synchronize()?;
-    ensure!(drop_counts().waiting == before.waiting);
+    let (device, stream) = (env.device()?, env.stream()?);
+    for is_current in [false, true] {
+        let pool = env.pool()?;
+        drop(pool.alloc::<u8>(&stream, 1000)?);
+        stream.synchronize()?;
+        if is_current {
+            device.set_current_pool(&pool)?;
+        }
+        let before = drop_counts();
+        begin(&stream, GLOBAL)?;
+        drop(pool);
+        let during = drop_counts();
+        end(&stream)?;
+        ensure!(
+            during.failures == before.failures,
+            "current: {is_current}: it is no failure"
+        );
+        ensure!(during.waiting == before.waiting + 1);
+        stream.synchronize()?;
+        ensure!(drop_counts().waiting == before.waiting);
+        let current = device.current_pool()?;
+        ensure!(matches!(current, CurrentPool::Default(_)), "{current:?}");
+    }
     Ok(())
 }
 

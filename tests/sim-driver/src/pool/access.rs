@@ -129,6 +129,7 @@ exports! {
             .zip(&wishes)
             .map(|(who, wish)| Ok((*who, flags_of(&state, of, *who, wish)?)))
             .collect::<Answer<_>>()?;
+        state.refuse_while_recording()?;
         if let Some(imported) = state.sharing.imported.get_mut(&from_handle(pool)) {
             for (who, flags) in wishes {
                 if let Who::Device(device) = who {

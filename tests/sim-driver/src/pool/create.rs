@@ -242,6 +242,7 @@ exports! {
         if kind != DEVICE || usize::try_from(id) != Ok(device) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
+        state.refuse_while_recording()?;
         state.set_current(pool)
     }
 }

@@ -149,6 +149,7 @@ exports! {
         if state.place_of_pool(pool) != Ok(place) {
             return Err(INVALID_VALUE);
         }
+        state.refuse_while_recording()?;
         state.set_current(pool)
     }
 }
