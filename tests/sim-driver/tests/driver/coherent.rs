@@ -97,7 +97,7 @@ fn what_is_not_there_is_not_the_programs() {
 
 /// A kernel of the tests' module. Loading waits for streams.
 fn kernel(table: &DriverTable, name: &std::ffi::CStr) -> CUfunction {
-    let image = concat!(include_str!("../../../data/kernels.ptx"), "\0");
+    let image = concat!(include_str!("../../data/kernels.ptx"), "\0");
     let (mut module, mut function) = (null_mut(), null_mut());
     let code = call!(table.cuModuleLoadData(&raw mut module, image.as_ptr().cast()));
     assert_eq!(code, OK);
