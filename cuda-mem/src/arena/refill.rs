@@ -233,7 +233,7 @@ impl Inner {
             Step::Query => self.query(&mut state, id, size).into(),
             Step::Scavenge | Step::QueryAll => {
                 let taken = self.take(id, size);
-                // Scavenged memory may be done too.
+                // What was scavenged, here or for other streams, may be done too, and nobody has queried its stream.
                 let look = || self.query(&mut state, id, size);
                 taken
                     .or_else(|| self.may_query().then(look).flatten())

@@ -50,8 +50,7 @@ pub struct ArenaStats {
     pub refills: u64,
     /// Bytes of addresses whose memory [sleeps](super::Arena::sleep).
     pub asleep: u64,
-    /// How often memory that was freed on other streams was taken over after they were asked whether they are done, or
-    /// after a wait for them.
+    /// How often memory that was freed on other streams was taken over after a query of them, or a wait for them.
     pub taken_over: u64,
     /// How often a stream was made to wait for another one for that.
     pub waits: u64,

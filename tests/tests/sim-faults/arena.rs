@@ -111,6 +111,9 @@ fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
     let control = env.control()?;
     let stream = env.stream()?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+    // Other tests leave memory on purpose.
+    let others = control.live();
+    let physical = || control.live().physical_allocations - others.physical_allocations;
     for sleeps_between in [false, true] {
         let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
@@ -125,14 +128,18 @@ fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
         let woken = arena.wake();
         ensure!(woken.is_err(), "woken");
         control.clear_faults();
-        let (held, physical) = (arena.stats(), control.live().physical_allocations);
+        let held = arena.stats();
         ensure!(
-            held.asleep == before.reserved && (held.reserved > 0) == (physical > 0),
-            "{held}, {physical} allocations"
+            (held.asleep, held.reserved, physical()) == (before.reserved, 0, 1),
+            "{held}, {} allocations",
+            physical()
         );
+        let snapshot = arena.snapshot();
+        ensure!(snapshot.reserved_bytes() == 0, "{snapshot:?}");
         if sleeps_between {
             // SAFETY: as above.
-            unsafe { arena.sleep(SleepContents::Keep) }?;
+            let slept = unsafe { arena.sleep(SleepContents::Keep) }?;
+            ensure!((slept, physical()) == (0, 0), "{slept}, {}", physical());
         }
         arena.wake()?;
         let after = arena.stats();
@@ -145,8 +152,10 @@ fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
         stream.synchronize()?;
         arena.trim_to(0)?;
         let live = control.live();
-        let left = (live.mappings, live.physical_allocations);
-        ensure!(left == (0, 0), "{live:?}");
+        ensure!(
+            live.mappings == others.mappings && physical() == 0,
+            "{live:?}"
+        );
     }
     Ok(())
 }

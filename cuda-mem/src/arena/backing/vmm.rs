@@ -73,7 +73,8 @@ struct Asleep {
     bytes: u64,
     /// The contents, unless they are lost.
     contents: Option<Vec<u8>>,
-    /// Memory that is mapped again, could not be filled with the contents, and could not be unmapped. It is held.
+    /// Memory that is mapped again, could not be filled with the contents, and could not be unmapped. It counts as asleep
+    /// until the next wake or sleep.
     unfilled: Option<Mapping>,
 }
 

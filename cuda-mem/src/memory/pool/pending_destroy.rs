@@ -78,6 +78,12 @@ impl PendingDestroy {
             }
         }
         let withdrawn = access::withdraw(self);
+        if let Err(error) = &withdrawn
+            && error.kind() == ErrorKind::Capturing
+        {
+            // As above: the driver refuses the change until the capture ends.
+            return Ok(End::NotYet);
+        }
         if let (Ok(()), Some(kind)) = (&withdrawn, self.kind) {
             self.give_back_later()?;
             spare::keep(kind, self.raw)?;
@@ -112,11 +118,11 @@ impl PendingDestroy {
         unsafe { raw::pool::trim(table, self.raw, 0) }
     }
 
-    /// Whether nothing is outstanding and nothing more can be allocated: from here on the pool is not current.
+    /// Whether nothing is outstanding and nothing more can be allocated. If so, the pool is not current any more.
     pub(super) fn is_at_rest(&mut self) -> Result<bool> {
         if !self.has_stepped_down {
             match default::unset_current(self.driver, self.place, self.raw) {
-                // A stream is being captured.
+                // The driver refuses the change while a stream is captured; the next try makes it.
                 Err(error) if error.kind() == ErrorKind::Capturing => return Ok(false),
                 unset => unset?,
             }

@@ -70,9 +70,9 @@ impl Pushed {
         }
     }
 
-    /// After a pop. Returns whether this guard was on top.
-    fn end(self) -> bool {
-        let in_order = TOP.get() == self.number;
+    /// After a pop. Returns whether this guard's context was on top, as far as this crate knows.
+    fn end(self, is_own: bool) -> bool {
+        let in_order = is_own && TOP.get() == self.number;
         TOP.set(if in_order { self.below } else { 0 });
         in_order
     }
@@ -123,6 +123,10 @@ fn made(table: &raw::Table, context: CUcontext) -> Made {
 unsafe fn set_current(table: &raw::Table, made: Made) -> Result<()> {
     // SAFETY: the caller's.
     unsafe { raw::context::set_current(table, made.context) }?;
+    if made.context.is_null() {
+        // That takes the top off the stack.
+        TOP.set(0);
+    }
     LAST.set(Some(made));
     Ok(())
 }
@@ -199,7 +203,7 @@ impl Context {
 pub struct Current<'a> {
     context: &'a Context,
     before: CUcontext,
-    /// If `before` is under it on the thread's stack.
+    /// `Some` if `before` is under this guard's context on the thread's stack.
     pushed: Option<Pushed>,
     /// The context that this crate had last made current when the guard was made.
     last: Option<Made>,
@@ -225,7 +229,7 @@ impl Current<'_> {
         unsafe { raw::context::pop(table) }?;
         // Of guards that are dropped out of order, each removes the top context, whichever it is. Another library may
         // have pushed one, too.
-        let in_order = pushed.end() && now == self.context.as_raw();
+        let in_order = pushed.end(now == self.context.as_raw());
         LAST.set(self.last.filter(|_| in_order));
         if RELEASES.load(Ordering::Relaxed) != self.releases && has_ended(driver, self.before) {
             // SAFETY: null is always allowed.

@@ -6,8 +6,26 @@ use super::super::Chunk;
 use super::{Asleep, Piece, State, Vmm};
 use crate::arena::SleepContents;
 use crate::base::error::Result;
+use crate::mapped::vmm::Mapping;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::Stream;
+
+impl State {
+    /// Gives back memory that an earlier wake could neither fill nor give back.
+    fn release_unfilled(&mut self) -> Result<()> {
+        for piece in self.chunks.values_mut() {
+            let Piece::Asleep(asleep) = piece else {
+                continue;
+            };
+            let unmapped = asleep.unfilled.take().map_or(Ok(()), Mapping::unmap);
+            unmapped.map_err(|failed| {
+                asleep.unfilled = failed.object;
+                failed.error
+            })?;
+        }
+        Ok(())
+    }
+}
 
 impl Vmm {
     /// Gives all memory back and keeps the addresses. The caller holds the turn to grow, and nothing uses the memory.
@@ -21,6 +39,7 @@ impl Vmm {
             }
         }
         let mut state = self.state();
+        state.release_unfilled()?;
         for Chunk { address, bytes } in chunks {
             let Some(mapping) = state.take_mapped(address) else {
                 continue;
@@ -54,9 +73,7 @@ impl Vmm {
             return Ok(());
         };
         let bytes = asleep.bytes;
-        if let Some(mapping) = asleep.unfilled.take() {
-            state.chunks.insert(address, Piece::Mapped(mapping));
-        } else if let Err(error) = self.map_again(&mut state, address, bytes) {
+        if let Err(error) = self.map_again(&mut state, address, &mut asleep) {
             state.chunks.insert(address, Piece::Asleep(asleep));
             return Err(error);
         }
@@ -65,29 +82,32 @@ impl Vmm {
             let mut view = self.view(Chunk { address, bytes }, stream);
             view.copy_from(contents)
         });
-        if filled.is_ok() {
-            self.reserved.wakes(bytes);
-            return Ok(());
+        if filled.is_err() {
+            // Without its contents, the memory goes back to sleep.
+            let mut state = self.state();
+            if let Some(mapping) = state.take_mapped(address) {
+                // The error of the copy is returned. Memory that stays is used or given back at the next try.
+                let _ = state.unmap(mapping, self);
+            }
+            asleep.unfilled = state.take_mapped(address);
+            state.chunks.insert(address, Piece::Asleep(asleep));
+            self.reserved.falls_asleep(bytes);
         }
-        // Without its contents, the memory goes back to sleep.
-        let mut state = self.state();
-        if let Some(mapping) = state.take_mapped(address)
-            && state.unmap(mapping, self).is_ok()
-        {
-            self.reserved.subtract(bytes);
-        }
-        asleep.unfilled = state.take_mapped(address);
-        state.chunks.insert(address, Piece::Asleep(asleep));
         filled
     }
 
-    /// Maps new memory at sleeping addresses.
-    fn map_again(&self, state: &mut State, address: u64, bytes: u64) -> Result<()> {
-        let claim = self.reserved.claim(bytes)?;
-        self.count(4);
-        let memory = self.memory.create_part(bytes)?;
-        state.map(address, &memory, self)?;
+    /// Maps memory at sleeping addresses.
+    fn map_again(&self, state: &mut State, address: u64, asleep: &mut Asleep) -> Result<()> {
+        let claim = self.reserved.claim(asleep.bytes)?;
+        if let Some(mapping) = asleep.unfilled.take() {
+            state.chunks.insert(address, Piece::Mapped(mapping));
+        } else {
+            self.count(4);
+            let memory = self.memory.create_part(asleep.bytes)?;
+            state.map(address, &memory, self)?;
+        }
         claim.keep();
+        self.reserved.wakes(asleep.bytes);
         Ok(())
     }
 
