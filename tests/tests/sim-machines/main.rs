@@ -8,6 +8,7 @@ extern crate cuda_mem_tests;
 
 #[cfg(target_os = "linux")]
 mod arena;
+#[cfg(target_os = "linux")]
 mod coherent;
 mod counts;
 mod eager;
