@@ -17,7 +17,7 @@ use cuda_mem::memory::{
     AlignedAdaptor, DirectResource, LimitAdaptor, ManagedResource, PinnedResource,
     StatisticsAdaptor, TrackingAdaptor,
 };
-use cuda_mem::{Arena, DeviceBuffer, MemoryPool, Resource, Stream};
+use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 use cuda_mem_tests::case::{self, Kind, Test};
 use cuda_mem_tests::environment::Environment;
 
@@ -152,7 +152,7 @@ fn a_resource_adds_no_call_and_no_heap(env: &Environment) -> Result<()> {
 fn requests_in_a_threads_own_stream_keep_nothing_of_the_host(env: &Environment) -> Result<()> {
     let context = env.context()?;
     let _current = context.bind()?;
-    let arena = Resource::from(Arena::builder(&env.device()?).build()?);
+    let arena = Resource::from(cuda_mem::Arena::builder(&env.device()?).build()?);
     let own = context.per_thread_stream();
     let pairs = |count: usize| -> Result<()> {
         for _ in 0..count {
