@@ -233,7 +233,7 @@ impl Inner {
             Step::Query => self.query(&mut state, id, size).into(),
             Step::Scavenge | Step::QueryAll => {
                 let taken = self.take(id, size);
-                // What was scavenged, here or for other streams, may be done too, and nobody has queried its stream.
+                // Scavenged memory may be done too, but its streams have not been queried for it yet.
                 let look = || self.query(&mut state, id, size);
                 taken
                     .or_else(|| self.may_query().then(look).flatten())

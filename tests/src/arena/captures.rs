@@ -132,7 +132,7 @@ fn a_stream_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> 
         drop(arena.alloc::<u8>(&next, 8 * MIB)?);
         ensure!(
             arena.stats().grown == 1,
-            "{mode:?}: the memory went to nobody: {}",
+            "{mode:?}: no stream got the memory: {}",
             arena.stats()
         );
     }
@@ -247,14 +247,14 @@ fn memory_of_a_stream_that_ends_in_its_capture_goes_to_others(env: &Environment)
         drop(arena.alloc::<u8>(&env.stream()?, LARGE)?);
         ensure!(
             arena.stats().grown == 1,
-            "mode {mode}: the memory went to nobody: {}",
+            "mode {mode}: no stream got the memory: {}",
             arena.stats()
         );
     }
     Ok(())
 }
 
-/// The stream was somebody else's, so its capture went on, and nobody could ask how far it was.
+/// The stream belongs to the program, so its capture goes on, and the arena cannot query it.
 #[apply(case_alone)]
 fn memory_of_a_borrowed_stream_in_a_capture_is_free_after_the_context(
     env: &Environment,
@@ -273,7 +273,7 @@ fn memory_of_a_borrowed_stream_in_a_capture_is_free_after_the_context(
     drop(arena.alloc::<u8>(&env.stream()?, LARGE)?);
     ensure!(
         arena.stats().grown == 1,
-        "the memory went to nobody: {}",
+        "no stream got the memory: {}",
         arena.stats()
     );
     Ok(())

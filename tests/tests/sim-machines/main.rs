@@ -29,9 +29,23 @@ mod watchdog;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
+use cuda_mem::Driver;
 use cuda_mem_tests::case::Kind;
 use cuda_mem_tests::run;
 use cuda_mem_tests::suite::Suite;
+use cuda_sim::{Machine, Simulator};
+
+/// Starts a machine with 1 GiB in this process.
+fn start(machine: Machine) -> Result<(Simulator, Driver)> {
+    // Windows' own models have no managed pools.
+    let machine = machine
+        .memory(1 << 30)
+        .set("CUDA_SIM_DRIVER_MODEL", "linux");
+    let simulator = machine.start()?;
+    let driver = Driver::load_simulated(&simulator)?;
+    Ok((simulator, driver))
+}
 
 fn main() -> ExitCode {
     let parts = [

@@ -8,18 +8,10 @@ use cuda_mem::{CudaVersion, Driver, Error, ErrorKind, MemoryPool, PoolStats, Reu
 use cuda_mem_tests::environment::Environment;
 use cuda_sim::{Machine, Simulator};
 
+use super::start;
+
 const MIB: usize = 1 << 20;
 const CREATE: &str = "cuMemPoolCreate";
-
-fn start(machine: Machine) -> Result<(Simulator, Driver)> {
-    // Windows' own models have no managed pools.
-    let machine = machine
-        .memory(1 << 30)
-        .set("CUDA_SIM_DRIVER_MODEL", "linux");
-    let simulator = machine.start()?;
-    let driver = Driver::load_simulated(&simulator)?;
-    Ok((simulator, driver))
-}
 
 /// A machine whose driver is of this version.
 fn version(major: u32, minor: u32) -> Result<(Simulator, Driver)> {

@@ -3,23 +3,15 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::driver::{AllocationType, Location};
 use cuda_mem::memory::{DeviceSet, ManagedResource, PinnedResource};
-use cuda_mem::{Access, Driver, ErrorKind, MemoryPool, Resource};
+use cuda_mem::{Access, ErrorKind, MemoryPool, Resource};
 use cuda_mem_tests::environment::Environment;
-use cuda_sim::{Machine, Simulator};
+use cuda_sim::Machine;
+
+use super::start;
 
 const ASK: &str = "cuMemPoolGetAccess";
 const SET: &str = "cuMemPoolSetAccess";
 const ALLOCATE: &str = "cuMemAllocFromPoolAsync";
-
-fn start(machine: Machine) -> Result<(Simulator, Driver)> {
-    // Windows' own models have no managed pools.
-    let machine = machine
-        .memory(1 << 30)
-        .set("CUDA_SIM_DRIVER_MODEL", "linux");
-    let simulator = machine.start()?;
-    let driver = Driver::load_simulated(&simulator)?;
-    Ok((simulator, driver))
-}
 
 /// A question would spoil a capture of another library (R110).
 #[apply(case)]

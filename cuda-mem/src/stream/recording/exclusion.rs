@@ -387,14 +387,14 @@ mod tests {
         let stream = ptr::without_provenance_mut(0x6000);
         let other = ptr::without_provenance_mut(0x7000);
         // The first call of a thread takes its slot.
-        drop(exclude_captures(&table, stream).expect("nobody records"));
+        drop(exclude_captures(&table, stream).expect("no capture"));
         let plain = exclude_plainly(stream);
         assert_eq!(plain.is_some(), barrier::is_there());
         assert_eq!(is_held(stream), plain.is_some());
         assert!(!is_held(other));
         drop(plain);
         assert!(!is_held(stream));
-        let work = exclude_captures(&table, other).expect("nobody records");
+        let work = exclude_captures(&table, other).expect("no capture");
         assert!(exclude_plainly(stream).is_none(), "it has one place");
         assert!(is_held(other) && !is_held(stream), "which stays as it was");
         drop(work);
