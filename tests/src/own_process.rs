@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::env::consts::EXE_SUFFIX;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -243,6 +243,47 @@ pub fn started<T>(mut start: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     start()
 }
 
+/// Set where an emulator runs the tests. Now and then a fork of qemu's beside other threads waits forever for a lock of
+/// qemu's: the child stays a copy of this process, and never comes to its program.
+const EMULATED: &str = "CUDA_MEM_TEST_EMULATED";
+
+/// Starts a process. In an emulator it is started again if it does not come to its program.
+///
+/// # Errors
+///
+/// If it cannot be started.
+pub(crate) fn spawned(command: &mut Command) -> Result<Child> {
+    const ATTEMPTS: u32 = 3;
+    const COMING: Duration = Duration::from_secs(20);
+    if !cfg!(target_os = "linux") || std::env::var_os(EMULATED).is_none() {
+        return Ok(started(|| command.spawn())?);
+    }
+    for _ in 0..ATTEMPTS {
+        let mut child = command.spawn()?;
+        if comes_to_its_program(child.id(), COMING)? {
+            return Ok(child);
+        }
+        eprintln!("started again, because the process did not come to its program");
+        child.kill()?;
+        child.wait()?;
+    }
+    bail!("none of {ATTEMPTS} processes came to its program");
+}
+
+/// Whether the process gets another command line than this one in time. One that has ended has been there.
+fn comes_to_its_program(process: u32, patience: Duration) -> Result<bool> {
+    let own = fs::read("/proc/self/cmdline")?;
+    let began = Instant::now();
+    while began.elapsed() < patience {
+        // The emulator's own name may come first.
+        if !fs::read(format!("/proc/{process}/cmdline"))?.ends_with(&own) {
+            return Ok(true);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(false)
+}
+
 /// The output and status of a process. If it takes longer, it is killed with its children.
 ///
 /// # Errors
@@ -250,7 +291,7 @@ pub fn started<T>(mut start: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// If it cannot be started, or takes longer.
 pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = started(|| command.spawn())?;
+    let mut child = spawned(command)?;
     // Read at once: a process that hangs may print more than fits into a pipe.
     let stdout = child.stdout.take().map(reader);
     let stderr = child.stderr.take().map(reader);
@@ -308,5 +349,33 @@ pub(crate) fn is_claimed(name: &str) -> Result<bool> {
         Ok(_) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(true),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::environment::Environment;
+    use crate::forks::{end_child, ends_well, fork};
+
+    #[apply(case_of_harness)]
+    fn a_fork_that_stays_what_it_was_does_not_come_to_a_program(_: &Environment) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_millis(50);
+        let (theirs, ours) = io::pipe()?;
+        // SAFETY: the child only waits, and ends.
+        let child = unsafe { fork()? };
+        if child == 0 {
+            drop(ours);
+            end_child(io::Read::read(&mut &theirs, &mut [0]).is_ok());
+        }
+        let process = u32::try_from(child)?;
+        ensure!(!comes_to_its_program(process, PATIENCE)?, "it is a copy");
+        drop(ours);
+        ends_well(child)?;
+        let mut other = Command::new("sleep").arg("60").spawn()?;
+        ensure!(comes_to_its_program(other.id(), Duration::from_secs(10))?);
+        other.kill()?;
+        other.wait()?;
+        Ok(())
     }
 }

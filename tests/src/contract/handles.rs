@@ -15,7 +15,7 @@ use windows_sys::Win32::System::Threading::GetCurrentProcess;
 use super::imports::ensure_same_memory;
 use crate::environment::Environment;
 use crate::handles;
-use crate::own_process::started;
+use crate::own_process::spawned;
 use crate::two::{command, is_other};
 
 /// Gives another process a handle of its own, and returns its number there.
@@ -69,7 +69,7 @@ fn hear() -> Result<(OwnedHandle, Vec<u8>)> {
 fn with_other(name: &str, share: impl FnOnce(&mut Child) -> Result<()>) -> Result<()> {
     let mut command = command(name)?;
     command.stdin(Stdio::piped());
-    let mut child = started(|| command.spawn())?;
+    let mut child = spawned(&mut command)?;
     let shared = share(&mut child);
     drop(child.stdin.take());
     let status = child.wait()?;

@@ -11,7 +11,7 @@ use cuda_mem::interop::Channel;
 
 use super::{command, is_other};
 use crate::environment::{Environment, Skip};
-use crate::own_process::skip_in;
+use crate::own_process::{skip_in, spawned};
 
 /// A process that takes longer counts as hung, and is killed.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -138,10 +138,11 @@ pub fn two_processes(
         return second(env, &Channel::from_fd(socket)?);
     }
     let (channel, theirs) = Channel::pair()?;
-    let mut child = command(name)?
-        .stdin(OwnedFd::from(theirs))
-        .spawn()
-        .context("could not start the other process")?;
+    let mut command = command(name)?;
+    command.stdin(OwnedFd::from(theirs));
+    let mut child = spawned(&mut command).context("could not start the other process")?;
+    // This process's copy of the other end.
+    drop(command);
     // Its output is short, and fits into the pipes until it is read.
     let _ = child.stdin.take();
     let mut other = Other {
