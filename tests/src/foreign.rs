@@ -103,7 +103,11 @@ pub(crate) fn fill(address: CUdeviceptr, value: u32, count: usize, stream: &Stre
 }
 
 /// Waits for a stream. This crate does not hear of it.
-pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
+///
+/// # Errors
+///
+/// As the driver answers.
+pub fn synchronize(stream: &Stream) -> Result<()> {
     let table = stream.device().driver().table();
     let synchronize = table.cuStreamSynchronize.context("no streams")?;
     // SAFETY: the stream is live.

@@ -22,7 +22,7 @@ mod devices;
 mod draws;
 pub mod environment;
 pub mod executor;
-mod foreign;
+pub mod foreign;
 mod forks;
 pub mod handles;
 pub mod hold;

@@ -152,6 +152,8 @@ fn end_unseen(env: &Environment, stream: &Stream) -> Result<()> {
 fn the_end_of_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<()> {
     env.need(11, 3)?;
     let stream = env.stream()?;
+    // Its end would end them, too.
+    let _context = stream.context().clone();
     end_unseen(env, &stream)?;
     drop(stream);
     let waiting = cuda_mem::base::drop_counts().waiting;

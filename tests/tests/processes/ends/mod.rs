@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource as _, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::foreign::synchronize;
 use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::own_process;
 use cuda_mem_tests::resources::subjects;
@@ -303,18 +304,24 @@ mod scenarios {
         panic!("on purpose");
     }
 
-    /// The arena has marked the place up to which a busy stream uses a block, and has not seen it reached.
-    fn mark_a_busy_stream(arena: &Resource, env: &Environment) -> Result<[Stream; 2]> {
+    /// An arena that has marked the place up to which a busy stream uses a block, and has not seen it reached.
+    struct Marked {
+        arena: Arena,
+        streams: [Stream; 2],
+    }
+
+    fn arena_with_a_mark(env: &Environment) -> Result<Marked> {
+        let arena = Arena::builder(&env.device()?).build()?;
         let (busy, idle) = (env.stream()?, env.stream()?);
         let held = hold(&busy)?;
         drop(arena.alloc::<u8>(&busy, 40 << 20)?);
         // A smaller request would make the arena grow.
         drop(arena.alloc::<u8>(&idle, 36 << 20)?);
         drop(held);
-        while !busy.is_done()? {
-            std::thread::yield_now();
-        }
-        Ok([busy, idle])
+        synchronize(&busy)?;
+        ensure!(arena.stats().waits == 1, "no mark: {}", arena.stats());
+        let streams = [busy, idle];
+        Ok(Marked { arena, streams })
     }
 
     /// Somebody resets the context while every resource has a buffer in it. Nothing crashes, and with a new
@@ -332,32 +339,33 @@ mod scenarios {
             live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
         }
         stream.synchronize()?;
-        let of_marked = Arena::builder(&device).build()?;
-        let arena = Resource::from(of_marked.clone());
-        let marked = mark_a_busy_stream(&arena, env)?;
-        ensure!(
-            of_marked.stats().waits == 1,
-            "no mark: {}",
-            of_marked.stats()
-        );
+        let (of_ended, of_kept) = (arena_with_a_mark(env)?, arena_with_a_mark(env)?);
         let end = env.driver.table().cuDevicePrimaryCtxReset_v2;
         let end = end.context("no reset")?;
         // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
         ensure!(unsafe { end(device.as_raw()) }.0 == 0);
-        drop((live, stream, marked));
+        // Before anything else shows that all is done, such as the end of a handle of the context.
+        of_kept.arena.trim_to(0)?;
+        drop(of_ended.streams);
+        of_ended.arena.trim_to(0)?;
+        let arenas = [of_kept.arena, of_ended.arena];
+        for arena in &arenas {
+            ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+        }
+        drop((live, stream, of_kept.streams));
         let counts = drop_counts();
         ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
-        // Before any wait for the new context, which would show that all is done.
-        of_marked.trim_to(0)?;
-        ensure!(of_marked.stats().reserved == 0, "{}", of_marked.stats());
-        for resource in resources.iter().chain([&arena]) {
+        let of_arenas: Vec<Resource> = arenas.iter().cloned().map(Resource::from).collect();
+        for resource in resources.iter().chain(&of_arenas) {
             let stream = env.stream()?;
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
             ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
             buffer.free()?;
         }
-        of_marked.trim_to(0)?;
-        ensure!(of_marked.stats().reserved == 0, "{}", of_marked.stats());
+        for arena in arenas {
+            arena.trim_to(0)?;
+            ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+        }
         let failures = drop_counts().failures;
         println!("every resource went on, {failures} failures");
         Ok(())
