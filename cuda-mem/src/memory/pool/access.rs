@@ -111,7 +111,8 @@ impl Pool {
         }
         let location = Location::Device(*device).to_raw();
         // SAFETY: the pool is live.
-        let flags = unsafe { raw::pool::access(self.table(), self.0.raw, location) }
+        let flags = self
+            .beside_captures(|table| unsafe { raw::pool::access(table, self.0.raw, location) })
             .map_err(|error| error.asked(|| format!("{device} and {self}")))?;
         Ok(Access::from_raw(flags))
     }
@@ -230,7 +231,7 @@ impl Pool {
         }
         // SAFETY: the pool is live. Taking access does not wait (R50, measured), so work that is queued would lose it:
         // the devices that lose it have none, as was checked.
-        unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
+        self.beside_captures(|table| unsafe { raw::pool::set_access(table, self.0.raw, &entries) })
             .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
         for (device, wanted) in access {
             granted.retain(|known| known != device);

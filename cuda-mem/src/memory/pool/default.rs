@@ -224,8 +224,10 @@ impl Device {
             )));
         }
         // SAFETY: device and pool are live and of one driver.
-        unsafe { raw::pool::set_current(self.driver().table(), self.as_raw(), pool.as_raw()) }
-            .map_err(|error| error.asked(|| pool.to_string()))
+        pool.beside_captures(|table| unsafe {
+            raw::pool::set_current(table, self.as_raw(), pool.as_raw())
+        })
+        .map_err(|error| error.asked(|| pool.to_string()))
     }
 
     pub(super) fn require_pools(&self) -> Result<()> {
@@ -312,8 +314,10 @@ impl Driver {
         self.require_pools_at(pool.location())?;
         let (place, kind) = (pool.location().to_raw(), pool.allocation_type().to_raw());
         // SAFETY: the pool is live and of this driver.
-        unsafe { raw::pool::set_current_at(self.table(), place, kind, pool.as_raw()) }
-            .map_err(|error| error.asked(|| pool.to_string()))
+        pool.beside_captures(|table| unsafe {
+            raw::pool::set_current_at(table, place, kind, pool.as_raw())
+        })
+        .map_err(|error| error.asked(|| pool.to_string()))
     }
 
     fn require_pools_at(&self, location: Location) -> Result<()> {

@@ -48,7 +48,7 @@ use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::stats::{PoolStats, Usage};
-use crate::stream::deferred;
+use crate::stream::{deferred, recording};
 
 /// A stream-ordered memory pool, owned by this process or the default of a device. Needs CUDA 11.2.
 ///
@@ -389,7 +389,9 @@ impl Pool {
         let mut policy = ReusePolicy::empty();
         for (flag, attribute) in ReusePolicy::ATTRIBUTES {
             // SAFETY: the pool is live, and these attributes are 4 bytes wide.
-            let on = unsafe { raw::pool::narrow_attribute(self.table(), self.0.raw, attribute) }?;
+            let on = self.beside_captures(|table| unsafe {
+                raw::pool::narrow_attribute(table, self.0.raw, attribute)
+            })?;
             policy.set(flag, on != 0);
         }
         Ok(policy)
@@ -405,7 +407,9 @@ impl Pool {
         for (flag, attribute) in ReusePolicy::ATTRIBUTES {
             let on = policy.contains(flag);
             // SAFETY: the pool is live, and these attributes are flags.
-            unsafe { raw::pool::set_flag(self.table(), self.0.raw, attribute, on) }?;
+            self.beside_captures(|table| unsafe {
+                raw::pool::set_flag(table, self.0.raw, attribute, on)
+            })?;
         }
         Ok(())
     }
@@ -438,7 +442,8 @@ impl Pool {
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         span!(DEBUG, "trim", pool = %self, keep);
         // SAFETY: the pool is live.
-        let trimmed = unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
+        let trimmed = self
+            .beside_captures(|table| unsafe { raw::pool::trim(table, self.0.raw, keep) })
             .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")));
         if let Some(recorded) = self.recorded() {
             recorded.trimmed(keep);
@@ -491,6 +496,13 @@ impl Pool {
         self.0.driver.table()
     }
 
+    /// Makes a call of the driver that may not invalidate a capture of this crate (R110).
+    #[inline]
+    fn beside_captures<T>(&self, call: impl FnOnce(&raw::Table) -> Result<T>) -> Result<T> {
+        let table = self.table();
+        recording::relaxed_while_capturing(table, || call(table))
+    }
+
     fn write_threshold(&self, bytes: u64) -> Result<()> {
         self.set_wide(
             CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
@@ -501,17 +513,19 @@ impl Pool {
     /// Reads an attribute that is 8 bytes wide.
     fn wide(&self, attribute: CUmemPool_attribute) -> Result<u64> {
         // SAFETY: the pool is live; the callers name only attributes of this width.
-        unsafe { raw::pool::wide_attribute(self.table(), self.0.raw, attribute) }
-            .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
+        self.beside_captures(|table| unsafe {
+            raw::pool::wide_attribute(table, self.0.raw, attribute)
+        })
+        .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
     }
 
     /// Writes an attribute that is 8 bytes wide.
     fn set_wide(&self, attribute: CUmemPool_attribute, value: u64) -> Result<()> {
         // SAFETY: as in `wide`.
-        unsafe { raw::pool::set_wide_attribute(self.table(), self.0.raw, attribute, value) }
-            .map_err(|error| {
-                error.asked(|| format!("attribute {} of {self} to {value}", attribute.0))
-            })
+        self.beside_captures(|table| unsafe {
+            raw::pool::set_wide_attribute(table, self.0.raw, attribute, value)
+        })
+        .map_err(|error| error.asked(|| format!("attribute {} of {self} to {value}", attribute.0)))
     }
 }
 
