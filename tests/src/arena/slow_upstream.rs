@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::memory::MemoryProperties;
 use cuda_mem::{Arena, MemoryResource, Resource, Stream};
 
-use super::upstream::{SideBySide, wait_until};
+use super::upstream::{Direction, SideBySide, wait_until};
 use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
@@ -26,7 +26,7 @@ struct Slow {
 impl Slow {
     fn new(env: &Environment, stream: &Stream) -> Result<Self> {
         Ok(Self {
-            below: SideBySide::new(env, stream)?,
+            below: SideBySide::new(env, stream, Direction::Up)?,
             is_slow: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             go: AtomicBool::new(false),

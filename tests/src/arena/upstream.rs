@@ -17,27 +17,41 @@ use crate::environment::Environment;
 const MIB: usize = 1 << 20;
 const GRANULE: u64 = 2 << 20;
 
-/// Hands out one large block from its beginning on, part by part, without a gap.
+/// On which side of the last part the next one lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Up,
+    Down,
+}
+
+/// Hands out one large block, part by part, without a gap.
 #[derive(Debug)]
 pub(super) struct SideBySide {
-    next: AtomicU64,
+    direction: Direction,
     /// Where the parts begin, and how large they are.
-    parts: Mutex<Vec<(u64, usize)>>,
+    parts: Mutex<Vec<(u64, u64)>>,
     memory: DeviceBuffer<u8>,
     properties: MemoryProperties,
 }
 
 impl SideBySide {
-    pub(super) fn new(env: &Environment, stream: &Stream) -> Result<Self> {
+    pub(super) fn new(env: &Environment, stream: &Stream, direction: Direction) -> Result<Self> {
         let direct = DirectResource::new(env.device()?);
         let properties = direct.memory_properties();
-        let memory = Resource::new(direct).alloc::<u8>(stream, 160 * MIB)?;
         Ok(Self {
-            next: AtomicU64::new(memory.as_raw().next_multiple_of(GRANULE)),
+            direction,
             parts: Mutex::default(),
-            memory,
+            memory: Resource::new(direct).alloc::<u8>(stream, 256 * MIB)?,
             properties,
         })
+    }
+
+    pub(super) fn has_in_one_part(&self, buffer: &DeviceBuffer<u8>) -> bool {
+        let (start, end) = (buffer.as_raw(), buffer.as_raw() + buffer.len() as u64);
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts
+            .iter()
+            .any(|(from, bytes)| *from <= start && end <= from + bytes)
     }
 }
 
@@ -45,12 +59,21 @@ impl SideBySide {
 unsafe impl MemoryResource for SideBySide {
     fn allocate(&self, layout: Layout, _: &Stream) -> cuda_mem::Result<u64> {
         let bytes = layout.size() as u64;
-        let start = self.next.fetch_add(bytes, Ordering::Relaxed);
-        if start + bytes > self.memory.as_raw() + self.memory.len() as u64 {
+        let (first, end) = (
+            self.memory.as_raw(),
+            self.memory.as_raw() + self.memory.len() as u64,
+        );
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = match (self.direction, parts.last()) {
+            (Direction::Up, Some((last, bytes))) => last + bytes,
+            (Direction::Up, None) => first.next_multiple_of(GRANULE),
+            (Direction::Down, Some((last, _))) => last - bytes,
+            (Direction::Down, None) => end / GRANULE * GRANULE - bytes,
+        };
+        if start < first || start + bytes > end {
             return Err(Error::new(ErrorKind::OutOfMemory, "the block is used up"));
         }
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts.push((start, layout.size()));
+        parts.push((start, bytes));
         Ok(start)
     }
 
@@ -67,27 +90,24 @@ unsafe impl MemoryResource for SideBySide {
 fn a_block_lies_in_one_block_of_the_upstream(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
     let (stream, other) = (env.stream()?, env.stream()?);
-    let below = Arc::new(SideBySide::new(env, &stream)?);
-    let arena = Arena::over(Arc::clone(&below));
-    let resource = Resource::from(arena.clone());
-    // A second stream, so that blocks do not stand in front.
-    let _other = resource.alloc::<u8>(&other, 1000)?;
-    let is_whole = |buffer: &DeviceBuffer<u8>| {
-        let (start, end) = (buffer.as_raw(), buffer.as_raw() + buffer.len() as u64);
-        let parts = below.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts
-            .iter()
-            .any(|(from, bytes)| *from <= start && end <= from + *bytes as u64)
-    };
-    for sizes in [[8, 8, 14], [3, 8, 9], [13, 2, 15], [1, 7, 20]] {
-        let [first, second, large] = sizes.map(|mib| mib * MIB);
-        let first = resource.alloc::<u8>(&stream, first)?;
-        let second = resource.alloc::<u8>(&stream, second)?;
-        ensure!(is_whole(&first) && is_whole(&second), "{sizes:?} MiB");
-        // Now they are free, side by side.
-        drop((first, second));
-        let large = resource.alloc::<u8>(&stream, large)?;
-        ensure!(is_whole(&large), "{sizes:?} MiB: across two blocks");
+    for direction in [Direction::Up, Direction::Down] {
+        let below = Arc::new(SideBySide::new(env, &stream, direction)?);
+        let resource = Resource::from(Arena::over(Arc::clone(&below)));
+        // A second stream, so that blocks do not stand in front.
+        let _other = resource.alloc::<u8>(&other, 1000)?;
+        for sizes in [[8, 8, 14], [3, 8, 9], [13, 2, 15], [1, 7, 20]] {
+            let [first, second, large] = sizes.map(|mib| mib * MIB);
+            let first = resource.alloc::<u8>(&stream, first)?;
+            let second = resource.alloc::<u8>(&stream, second)?;
+            let are_whole = below.has_in_one_part(&first) && below.has_in_one_part(&second);
+            // Now they are free, side by side.
+            drop((first, second));
+            let large = resource.alloc::<u8>(&stream, large)?;
+            ensure!(
+                are_whole && below.has_in_one_part(&large),
+                "{direction:?}, {sizes:?} MiB: across two blocks"
+            );
+        }
     }
     Ok(())
 }

@@ -1,95 +1,19 @@
-//! Blocks of a resource below an arena: where they end, and that the last one is not lost.
+//! Blocks of a slow resource below an arena: the last one is not lost.
 //!
 //! A direct resource waits for the whole device when it frees, so nobody may hold a stream meanwhile.
 
 use std::alloc::Layout;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::memory::{DirectResource, MemoryProperties};
-use cuda_mem::{Arena, DeviceBuffer, Error, ErrorKind, MemoryResource, Resource, Stream};
+use cuda_mem::{Arena, MemoryResource, Resource, Stream};
 
 use super::upstream::wait_until;
 use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
-const GRANULE: u64 = 2 << 20;
-
-/// Hands out one large block from its end, part by part, without a gap.
-#[derive(Debug)]
-struct Downwards {
-    /// Where the parts begin, and how large they are.
-    parts: Mutex<Vec<(u64, usize)>>,
-    memory: DeviceBuffer<u8>,
-    properties: MemoryProperties,
-}
-
-impl Downwards {
-    fn new(env: &Environment, stream: &Stream) -> Result<Self> {
-        let direct = DirectResource::new(env.device()?);
-        let properties = direct.memory_properties();
-        Ok(Self {
-            parts: Mutex::default(),
-            memory: Resource::new(direct).alloc::<u8>(stream, 256 * MIB)?,
-            properties,
-        })
-    }
-
-    fn is_in_one(&self, buffer: &DeviceBuffer<u8>) -> bool {
-        let (start, end) = (buffer.as_raw(), buffer.as_raw() + buffer.len() as u64);
-        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        parts
-            .iter()
-            .any(|(from, bytes)| *from <= start && end <= from + *bytes as u64)
-    }
-}
-
-// SAFETY: each address is handed out once, within a block that lives as long as this.
-unsafe impl MemoryResource for Downwards {
-    fn allocate(&self, layout: Layout, _: &Stream) -> cuda_mem::Result<u64> {
-        let whole = self.memory.as_raw() + self.memory.len() as u64;
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = parts
-            .last()
-            .map_or(whole / GRANULE * GRANULE, |part| part.0);
-        let start = end - layout.size() as u64;
-        if start < self.memory.as_raw() {
-            return Err(Error::new(ErrorKind::OutOfMemory, "the block is used up"));
-        }
-        parts.push((start, layout.size()));
-        Ok(start)
-    }
-
-    unsafe fn deallocate(&self, _: u64, _: Layout, _: &Stream) -> cuda_mem::Result<()> {
-        Ok(())
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.properties
-    }
-}
-
-/// Each one ends where the one before begins.
-#[apply(case)]
-fn a_block_lies_in_one_of_blocks_that_come_downwards(env: &Environment) -> Result<()> {
-    let _pressure = env.exclusive();
-    let (stream, other) = (env.stream()?, env.stream()?);
-    let below = Arc::new(Downwards::new(env, &stream)?);
-    let resource = Resource::from(Arena::over(Arc::clone(&below)));
-    // A second stream, so that blocks do not stand in front.
-    let _other = resource.alloc::<u8>(&other, 1000)?;
-    for sizes in [[8, 8, 14], [3, 8, 9], [13, 2, 15], [1, 7, 20]] {
-        let [first, second, large] = sizes.map(|mib| mib * MIB);
-        let first = resource.alloc::<u8>(&stream, first)?;
-        let second = resource.alloc::<u8>(&stream, second)?;
-        // Now they are free, side by side.
-        drop((first, second));
-        let large = resource.alloc::<u8>(&stream, large)?;
-        ensure!(below.is_in_one(&large), "{sizes:?} MiB: across two blocks");
-    }
-    Ok(())
-}
 
 /// When it is told to, it lets another thread go on before it hands out a block.
 #[derive(Debug)]
