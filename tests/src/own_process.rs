@@ -83,6 +83,14 @@ pub fn example(name: &str) -> Result<PathBuf> {
     })
 }
 
+/// Set where every test shall have a process of its own.
+const APART: &str = "CUDA_MEM_TEST_APART";
+
+/// Whether every test has a process of its own, also one that needs none.
+pub(crate) fn are_apart() -> bool {
+    std::env::var_os(APART).is_some()
+}
+
 /// Whether this process runs one test alone.
 pub(crate) fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()

@@ -271,7 +271,7 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
                 )
                 .into())
             }
-            _ if !is_child && (test.alone || calls.is_some()) => {
+            _ if !is_child && (test.alone || calls.is_some() || own_process::are_apart()) => {
                 own_process::run_alone(name, None).map(drop)
             }
             Some(file) => {
