@@ -278,13 +278,18 @@ pub(crate) fn spawned(command: &mut Command) -> Result<Child> {
     bail!("none of {ATTEMPTS} processes came to its program");
 }
 
-/// Whether the process gets another command line than this one in time. One that has ended has been there.
+/// Whether the process gets another command line or environment than this one in time. One that has ended has been there.
 fn comes_to_its_program(process: u32, patience: Duration) -> Result<bool> {
-    let own = fs::read("/proc/self/cmdline")?;
+    let (own, own_variables) = (
+        fs::read("/proc/self/cmdline")?,
+        fs::read("/proc/self/environ")?,
+    );
     let began = Instant::now();
     while began.elapsed() < patience {
         // The emulator's own name may come first.
-        if !fs::read(format!("/proc/{process}/cmdline"))?.ends_with(&own) {
+        if !fs::read(format!("/proc/{process}/cmdline"))?.ends_with(&own)
+            || fs::read(format!("/proc/{process}/environ"))? != own_variables
+        {
             return Ok(true);
         }
         thread::sleep(Duration::from_millis(1));

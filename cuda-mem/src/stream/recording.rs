@@ -2,7 +2,7 @@
 //!
 //! Measured: while a stream is captured in a mode other than relaxed, an allocation or a free in any other stream is
 //! refused and invalidates the capture, unless the calling thread is in relaxed capture mode. Querying or waiting for
-//! a captured stream invalidates its capture in every mode. So frees, which happen implicitly, run in relaxed mode;
+//! a captured stream invalidates its capture in every mode. So frees, and questions and changes of pools, run in relaxed mode;
 //! and operations that would invalidate a capture of this crate are refused before the driver is called. For captures
 //! by other code the driver decides: nothing is known before the call.
 

@@ -5,7 +5,6 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
@@ -13,7 +12,7 @@ use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::memory::LimitAdaptor;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Resource};
+use cuda_mem::{ErrorKind, MemoryPool, Resource};
 
 use super::graph::MODES;
 use crate::environment::{Environment, Skip};
@@ -177,41 +176,6 @@ fn a_capture_of_somebody_else_loses_no_buffer(env: &Environment) -> Result<()> {
         );
         drop(mark);
     }
-    Ok(())
-}
-
-/// On the thread that captures, and on another.
-#[apply(case_alone)]
-fn a_pool_is_asked_trimmed_and_changed_beside_a_capture(env: &Environment) -> Result<()> {
-    env.need(11, 4)?;
-    let (device, pool, stream) = (env.device()?, env.pool()?, env.stream()?);
-    drop(pool.alloc::<u8>(&stream, 1000)?);
-    stream.synchronize()?;
-    let all = || -> cuda_mem::Result<u64> {
-        pool.set_release_threshold(ReleaseThreshold::Bytes(4096))?;
-        pool.set_reuse_policy(pool.reuse_policy()?)?;
-        pool.access(&device)?;
-        device.set_current_pool(&pool)?;
-        pool.reset_high_marks()?;
-        pool.trim_to(0)?;
-        Ok(pool.stats()?.reserved.current)
-    };
-    for mode in MODES {
-        stream
-            .capture(mode, |capture| {
-                let here = all();
-                let elsewhere = thread::scope(|scope| scope.spawn(all).join());
-                drop(capture.alloc::<u8>(1000)?);
-                Ok((here, elsewhere))
-            })
-            .with_context(|| format!("{mode:?}: the capture is lost"))
-            .and_then(|(_, (here, elsewhere))| {
-                let elsewhere = elsewhere.map_err(|_| anyhow!("the thread panicked"))?;
-                ensure!((here?, elsewhere?) == (0, 0), "it was not trimmed");
-                Ok(())
-            })?;
-    }
-    ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(4096));
     Ok(())
 }
 

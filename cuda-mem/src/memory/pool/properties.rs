@@ -52,8 +52,10 @@ impl Pool {
         driver.require_version("what a pool was made with", CudaVersion::new(13, 2))?;
         let narrow = |attribute: A| {
             // SAFETY: the pool is live, and the attributes asked for below are 4 bytes wide.
-            unsafe { raw::pool::narrow_attribute(self.table(), self.as_raw(), attribute) }
-                .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
+            self.beside_captures(|table| unsafe {
+                raw::pool::narrow_attribute(table, self.as_raw(), attribute)
+            })
+            .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
         };
         let kind = narrow(A::CU_MEMPOOL_ATTR_LOCATION_TYPE)?.cast_unsigned();
         let id = narrow(A::CU_MEMPOOL_ATTR_LOCATION_ID)?;
