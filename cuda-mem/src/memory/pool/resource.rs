@@ -15,7 +15,6 @@ use crate::memory::resource::{
 };
 use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
-use crate::stream::recording;
 
 // SAFETY: memory from the driver belongs to no other allocation between this point of the stream and the point
 // of its free (R13), aligned to 256 bytes or more (R15), to streams of devices that have access.
@@ -80,11 +79,7 @@ unsafe impl MemoryResource for Pool {
     fn memory_properties(&self) -> MemoryProperties {
         let (driver, kind) = (self.driver(), self.memory_kind());
         // If the driver returns an error for a device, the device counts as one without access.
-        let ask = |device: &Device| {
-            // Otherwise it would invalidate a capture (R110, R113).
-            recording::relaxed_while_capturing(driver.table(), || self.access(device))
-        };
-        let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
+        let reaches = |device: &Device| matches!(self.access(device), Ok(Access::ReadWrite));
         let others = driver.devices().unwrap_or_default();
         let devices = self.device().into_iter();
         MemoryProperties {
