@@ -4,7 +4,7 @@ use anyhow::Result;
 use cuda_driver_sys::*;
 
 use crate::environment::{Environment, OK, cu, name, size};
-use crate::recorder::{MODES, begin, end, ended, footprint, status};
+use crate::recorder::{MODES, begin, end, ended, exchange, footprint, status};
 
 /// Beginning and ending.
 pub(crate) fn ends(env: &Environment) -> Result<()> {
@@ -203,12 +203,6 @@ pub(crate) fn pool_is_gone(env: &Environment) -> Result<()> {
     env.code("launch", crate::recorder::try_launch(env, exec, stream));
     env.code("synchronise", cu!(env, cuStreamSynchronize(stream)));
     Ok(())
-}
-
-fn exchange(env: &Environment, mode: u32) -> (CUresult, u32) {
-    let mut mode = CUstreamCaptureMode_enum(mode);
-    let code = cu!(env, cuThreadExchangeStreamCaptureMode(&raw mut mode));
-    (code, mode.0)
 }
 
 /// A thread that has said that it knows what it does.

@@ -213,7 +213,7 @@ fn questions() -> Vec<Question> {
         waits),
     );
     all.extend(
-        questions!(true meanwhile: global, thread_local, relaxed, global_other_thread,
+        questions!(true meanwhile: global, thread_local, relaxed, global_relaxed_thread, global_other_thread,
         thread_local_other_thread, relaxed_other_thread),
     );
     all.extend(

@@ -6,7 +6,7 @@ use anyhow::Result;
 use cuda_driver_sys::*;
 
 use crate::environment::{Environment, OK, cu, name, size};
-use crate::recorder::{begin, ended, status};
+use crate::recorder::{begin, ended, exchange, status};
 
 /// What a call during a capture has at hand: made before it, but for `captured`.
 struct Scene {
@@ -311,8 +311,16 @@ const CALLS: [(&str, Call); 72] = [
     }),
 ];
 
-/// Each call once while a stream is captured, by the capturing thread or by another.
-fn meanwhile(env: &Environment, mode: u32, elsewhere: bool) -> Result<()> {
+/// Who makes the calls.
+enum By {
+    CapturingThread,
+    /// As the capturing thread, which has set its own capture mode to relaxed.
+    RelaxedThread,
+    OtherThread,
+}
+
+/// Each call once while a stream is captured.
+fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
     for (part, call) in CALLS {
         let (stream, other, pool) = (env.stream()?, env.stream()?, env.pool(0)?);
         let mut scene = Scene {
@@ -332,19 +340,27 @@ fn meanwhile(env: &Environment, mode: u32, elsewhere: bool) -> Result<()> {
         if part.contains("captured") {
             scene.captured = env.alloc(pool, 1000, stream)?;
         }
-        let code = if elsewhere {
-            // An environment is not `Sync`, so the other thread has one of its own.
-            let (table, context, scene) = (env.table, env.context().expose_provenance(), &scene);
-            std::thread::scope(|scope| {
-                let thread = scope.spawn(move || {
-                    let env = Environment::new(table, "thread");
-                    let context = std::ptr::with_exposed_provenance_mut(context);
-                    env.current(context).map(|()| call(&env, scene))
-                });
-                thread.join().unwrap_or(Ok(CUresult::CUDA_ERROR_UNKNOWN))
-            })?
-        } else {
-            call(env, &scene)
+        let code = match by {
+            By::CapturingThread => call(env, &scene),
+            By::RelaxedThread => {
+                env.fine("to relaxed", exchange(env, 2).0)?;
+                let code = call(env, &scene);
+                env.fine("to global", exchange(env, 0).0)?;
+                code
+            }
+            By::OtherThread => {
+                // An environment is not `Sync`, so the other thread has one of its own.
+                let (table, context, scene) =
+                    (env.table, env.context().expose_provenance(), &scene);
+                std::thread::scope(|scope| {
+                    let thread = scope.spawn(move || {
+                        let env = Environment::new(table, "thread");
+                        let context = std::ptr::with_exposed_provenance_mut(context);
+                        env.current(context).map(|()| call(&env, scene))
+                    });
+                    thread.join().unwrap_or(Ok(CUresult::CUDA_ERROR_UNKNOWN))
+                })?
+            }
         };
         let after = status(env, stream);
         let graph = ended(env, stream);
@@ -366,25 +382,29 @@ fn meanwhile(env: &Environment, mode: u32, elsewhere: bool) -> Result<()> {
 }
 
 pub(crate) fn global(env: &Environment) -> Result<()> {
-    meanwhile(env, 0, false)
+    meanwhile(env, 0, By::CapturingThread)
 }
 
 pub(crate) fn thread_local(env: &Environment) -> Result<()> {
-    meanwhile(env, 1, false)
+    meanwhile(env, 1, By::CapturingThread)
 }
 
 pub(crate) fn relaxed(env: &Environment) -> Result<()> {
-    meanwhile(env, 2, false)
+    meanwhile(env, 2, By::CapturingThread)
+}
+
+pub(crate) fn global_relaxed_thread(env: &Environment) -> Result<()> {
+    meanwhile(env, 0, By::RelaxedThread)
 }
 
 pub(crate) fn global_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 0, true)
+    meanwhile(env, 0, By::OtherThread)
 }
 
 pub(crate) fn thread_local_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 1, true)
+    meanwhile(env, 1, By::OtherThread)
 }
 
 pub(crate) fn relaxed_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 2, true)
+    meanwhile(env, 2, By::OtherThread)
 }

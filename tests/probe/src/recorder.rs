@@ -20,6 +20,13 @@ pub(crate) fn end(env: &Environment, stream: CUstream) -> (CUresult, CUgraph) {
     (code, graph)
 }
 
+/// Sets the capture mode of this thread; also returns the one before.
+pub(crate) fn exchange(env: &Environment, mode: u32) -> (CUresult, u32) {
+    let mut mode = CUstreamCaptureMode_enum(mode);
+    let code = cu!(env, cuThreadExchangeStreamCaptureMode(&raw mut mode));
+    (code, mode.0)
+}
+
 /// What the driver says about a stream: none, active, invalidated, or a code.
 pub(crate) fn status(env: &Environment, stream: CUstream) -> String {
     let mut status = CUstreamCaptureStatus_enum(77);
