@@ -1,5 +1,6 @@
 //! Test bodies for two devices that can reach each other.
 
+mod captures;
 mod graphs;
 mod resources;
 mod taking;

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::{ErrorKind, ReleaseThreshold};
 
 use super::graph::MODES;
@@ -44,5 +44,31 @@ fn a_pool_is_asked_trimmed_and_changed_beside_a_capture(env: &Environment) -> Re
             })?;
     }
     ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(4096));
+    Ok(())
+}
+
+/// By the thread that captures, and by another.
+#[apply(case_alone)]
+fn a_pool_is_built_beside_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    for mode in MODES {
+        let (_, pools) = stream
+            .capture(mode, |capture| {
+                // Such a pool is never a reused one.
+                let here = env.shareable_pool();
+                let elsewhere = thread::scope(|scope| {
+                    let thread = scope.spawn(|| env.shareable_pool());
+                    thread.join().map_err(|_| anyhow!("a thread panicked"))
+                });
+                drop(capture.alloc::<u8>(1000)?);
+                Ok([here, elsewhere.flatten()])
+            })
+            .with_context(|| format!("{mode:?}: the capture is lost"))?;
+        for pool in pools {
+            let pool = pool?;
+            ensure!(pool.alloc_from(&other, &[7_u8; 100])?.to_vec()? == [7; 100]);
+        }
+    }
     Ok(())
 }

@@ -21,6 +21,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::pool::Access;
 use crate::memory::pool::{self, MemoryPool};
+use crate::stream::recording;
 
 impl MemoryPool {
     /// A descriptor of this pool for another process, which imports it with
@@ -328,8 +329,10 @@ impl Inner {
     fn reaches(&self, device: &Device) -> Result<bool> {
         self.check_driver(device)?;
         let location = Location::Device(*device).to_raw();
-        // SAFETY: the pool is live.
-        let flags = unsafe { raw::pool::access(device.driver().table(), self.raw, location) }?;
+        let flags = self.beside_captures(|table| {
+            // SAFETY: the pool is live.
+            unsafe { raw::pool::access(table, self.raw, location) }
+        })?;
         Ok(flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
     }
 
@@ -339,9 +342,17 @@ impl Inner {
             location: Location::Device(*device).to_raw(),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the pool is live, and the device of its driver.
-        unsafe { raw::pool::set_access(device.driver().table(), self.raw, &[wish]) }
-            .map_err(|error| error.asked(|| format!("{device} and a pool of another process")))
+        self.beside_captures(|table| {
+            // SAFETY: the pool is live, and the device of its driver.
+            unsafe { raw::pool::set_access(table, self.raw, &[wish]) }
+        })
+        .map_err(|error| error.asked(|| format!("{device} and a pool of another process")))
+    }
+
+    /// As for pools of this process (R113).
+    fn beside_captures<T>(&self, call: impl FnOnce(&raw::Table) -> Result<T>) -> Result<T> {
+        let table = self.device.driver().table();
+        recording::relaxed_while_capturing(table, || call(table))
     }
 
     fn check_driver(&self, device: &Device) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::{raw, security};
 use crate::ledger::Recorder;
-use crate::stream::deferred;
+use crate::stream::{deferred, recording};
 
 /// Settings of a new pool; [`build`](Self::build) creates it. From [`MemoryPool::builder`].
 #[derive(Clone, Debug)]
@@ -192,9 +192,13 @@ impl PoolBuilder {
             device.require_pools()?;
         }
         let props = self.props()?;
-        // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
-        unsafe { raw::pool::create(self.driver.table(), &props) }
-            .map_err(|error| error.asked(|| self.in_words()))
+        let table = self.driver.table();
+        // R113.
+        recording::relaxed_while_capturing(table, || {
+            // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
+            unsafe { raw::pool::create(table, &props) }
+        })
+        .map_err(|error| error.asked(|| self.in_words()))
     }
 
     fn default_reuse(&self) -> ReusePolicy {
