@@ -203,10 +203,25 @@ fn whole_in(text: &str) -> Option<&str> {
 /// hangs is killed.
 pub(crate) fn run_alone(name: &str, part: Option<Part>) -> Result<String> {
     let mut command = again_alone()?;
-    command.args(["--exact", name]);
     if let Some(part) = part {
         command.env(PART, format!("{}/{}", part.number, part.of));
     }
+    run_in(command, name)
+}
+
+/// As [`run_alone`], for a test that needs no process of its own: there it may start others for its parts or suites, as it
+/// may here.
+pub(crate) fn run_apart(name: &str) -> Result<String> {
+    let mut command = again()?;
+    command
+        .arg("--nocapture")
+        .env_remove(APART)
+        .env_remove(CLAIMS);
+    run_in(command, name)
+}
+
+fn run_in(mut command: Command, name: &str) -> Result<String> {
+    command.args(["--exact", name]);
     let patience = watchdog::patience().mul_f64(KILLED);
     let output = output_within(&mut command, patience).context("in its own process")?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -271,9 +271,10 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
                 )
                 .into())
             }
-            _ if !is_child && (test.alone || calls.is_some() || own_process::are_apart()) => {
+            _ if !is_child && (test.alone || calls.is_some()) => {
                 own_process::run_alone(name, None).map(drop)
             }
+            _ if !is_child && own_process::are_apart() => own_process::run_apart(name).map(drop),
             Some(file) => {
                 (test.body)(env).and_then(|()| write_calls(env, test.short_name(), &file))
             }

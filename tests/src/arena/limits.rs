@@ -188,7 +188,7 @@ fn initial_bytes_that_are_not_to_be_had_are_no_error(env: &Environment) -> Resul
         let arena = builder.build()?;
         let block = arena.alloc::<u8>(&stream, 20 * MIB)?;
         let stats = arena.stats();
-        ensure!((20 << 20..free).contains(&stats.reserved), "{stats}");
+        ensure!((20 << 20..=free).contains(&stats.reserved), "{stats}");
         drop(block);
     }
     let builder = Arena::builder(&env.device()?).initial_bytes(1 << 30);
