@@ -11,7 +11,6 @@ use crate::driver::capabilities::{Capability, Reason, Support};
 use crate::driver::device::Device;
 use crate::memory::pool::MemoryPool;
 use crate::memory::resource::{DirectResource, Resource};
-use crate::stream::recording;
 
 /// How the default resource of a device gets its memory. From [`Device::strategy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +94,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, because creating a pool would
-    /// invalidate the capture: call this earlier. Otherwise any driver error, except that pools are
-    /// unsupported. After an error the next call tries again.
+    /// Any driver error, except that pools are unsupported. After an error the next call tries again.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -218,13 +215,10 @@ impl Device {
 fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
     let reason = match device.support(Capability::MemoryPools)? {
         Support::No(reason) => reason,
-        Support::Yes => {
-            recording::refuse_trials()?;
-            match MemoryPool::builder(&device).build() {
-                Ok(pool) => return Ok((Strategy::Pool, Some(pool))),
-                Err(error) => refused(error)?,
-            }
-        }
+        Support::Yes => match MemoryPool::builder(&device).build() {
+            Ok(pool) => return Ok((Strategy::Pool, Some(pool))),
+            Err(error) => refused(error)?,
+        },
     };
     let model = device.driver_model()?;
     Ok((Strategy::Direct { reason, model }, None))

@@ -23,7 +23,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::epoch::{self, Progress};
 use crate::stream::stage::Stage;
-use crate::stream::{after_wait, deferred, waits};
+use crate::stream::{after_wait, deferred, recording, waits};
 
 /// The primary context of a device, which the CUDA runtime and other libraries share; or a context that other code
 /// made ([`Driver::context_from_raw`]).
@@ -265,15 +265,31 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Any driver error, including faults of earlier asynchronous work.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream of the context; otherwise any
+    /// driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        if recording::captures_in(self.driver().table(), self.0.raw) {
+            return Err(Error::capturing(format!(
+                "a stream of the {self} is being recorded into a graph, and waiting for the whole context would \
+                 spoil that; wait for streams, or do it after the capture"
+            )));
+        }
+        self.wait_even_if_captured()
+    }
+
+    /// As [`synchronize`](Self::synchronize), for waits without which something would be unsound: captures of streams
+    /// of this context are lost (R110).
+    pub(crate) fn wait_even_if_captured(&self) -> Result<()> {
         let epoch = epoch::take();
         {
             let _current = self.bind()?;
             let _waits = waits::begin()?;
+            let table = self.driver().table();
             // SAFETY: this context is current.
-            unsafe { raw::context::synchronize(self.driver().table()) }?;
+            recording::relaxed_while_capturing(table, || unsafe {
+                raw::context::synchronize(table)
+            })?;
         }
         self.0.progress.advance(epoch);
         deferred::poll_all();

@@ -12,7 +12,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 use crate::stream::{Stream, StreamRef};
-use crate::stream::{after_wait, deferred, launches, waits};
+use crate::stream::{after_wait, deferred, launches, recording, waits};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before are unaffected.
 ///
@@ -168,7 +168,7 @@ impl Event {
         {
             let _waits = waits::begin()?;
             // SAFETY: the event is live.
-            unsafe { raw::event::synchronize(self.own.context.driver().table(), self.own.raw) }?;
+            self.beside_captures(|table| unsafe { raw::event::synchronize(table, self.own.raw) })?;
         }
         deferred::poll();
         after_wait::tell();
@@ -183,7 +183,13 @@ impl Event {
     #[doc(alias = "cuEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live.
-        unsafe { raw::event::query(self.own.context.driver().table(), self.own.raw) }
+        self.beside_captures(|table| unsafe { raw::event::query(table, self.own.raw) })
+    }
+
+    /// Makes a driver call in a way that does not invalidate captures of this crate (R113).
+    fn beside_captures<T>(&self, call: impl FnOnce(&raw::Table) -> Result<T>) -> Result<T> {
+        let table = self.own.context.driver().table();
+        recording::relaxed_while_capturing(table, || call(table))
     }
 
     /// Milliseconds of device time from `earlier` to this event. Both must be done; the resolution is about half a

@@ -477,7 +477,7 @@ impl<'a> StreamRef<'a> {
     pub fn is_done(&self) -> Result<bool> {
         let open = self.ask()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::query(open.queue()) }
+        open.relaxed_while_capturing(|queue| unsafe { raw::stream::query(queue) })
     }
 
     /// As [`synchronize`](Self::synchronize), without releasing anything.
@@ -485,7 +485,7 @@ impl<'a> StreamRef<'a> {
         let open = self.ask()?;
         let _waits = waits::begin()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::synchronize(open.queue()) }
+        open.relaxed_while_capturing(|queue| unsafe { raw::stream::synchronize(queue) })
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Measured: while a stream is captured in a mode other than relaxed, an allocation or a free in any other stream is
 //! refused and invalidates the capture, unless the calling thread is in relaxed capture mode. Querying or waiting for
-//! a captured stream invalidates its capture in every mode. So frees, and questions and changes of pools, run in relaxed mode;
-//! and operations that would invalidate a capture of this crate are refused before the driver is called. For captures
-//! by other code the driver decides: nothing is known before the call.
+//! a captured stream, or for its whole context, invalidates its capture in every mode. So beside a capture of this crate,
+//! calls elsewhere are made in relaxed mode, and those that would invalidate it all the same are refused before the
+//! driver is called. For captures by other code the driver decides: nothing is known before the call.
 
 mod dependencies;
 mod exclusion;
@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{
-    CU_STREAM_PER_THREAD, CUgraph, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CU_STREAM_PER_THREAD, CUcontext, CUgraph, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw::{self, Table};
 
@@ -30,8 +30,16 @@ pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, e
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Captures> = Mutex::new(Vec::new());
 
-/// The streams, each with what its recorded work uses.
-type Captures = Vec<(Recorded, Dependencies)>;
+type Captures = Vec<Running>;
+
+/// A capture that is running.
+struct Running {
+    recorded: Recorded,
+    /// The handle of the stream's context.
+    context: usize,
+    /// What the recorded work uses.
+    dependencies: Dependencies,
+}
 
 thread_local! {
     /// The number of captures of this crate that this thread has begun and that have not ended.
@@ -74,22 +82,26 @@ pub(crate) struct CaptureToken {
 impl CaptureToken {
     /// An error if the stream is already captured. Waits for calls of other threads that use the stream right now;
     /// from then on there are none until this is dropped.
-    pub(crate) fn new(table: &Table, stream: CUstream) -> Result<Self> {
+    pub(crate) fn new(table: &Table, context: CUcontext, stream: CUstream) -> Result<Self> {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let note = Self::announce(table, stream)?;
+        let note = Self::announce(table, context, stream)?;
         exclusion::wait_for_all(stream)?;
         Ok(note)
     }
 
-    fn announce(table: &Table, stream: CUstream) -> Result<Self> {
+    fn announce(table: &Table, context: CUcontext, stream: CUstream) -> Result<Self> {
         let recorded = Recorded::new(table, stream);
         let mut streams = streams();
-        if streams.iter().any(|(other, _)| *other == recorded) {
+        if streams.iter().any(|other| other.recorded == recorded) {
             return Err(recorded_already());
         }
-        streams.push((recorded, Dependencies::default()));
+        streams.push(Running {
+            recorded,
+            context: context.addr(),
+            dependencies: Dependencies::default(),
+        });
         COUNT.fetch_add(1, Ordering::Relaxed);
         OWN.set(OWN.get() + 1);
         Ok(Self {
@@ -105,8 +117,8 @@ impl CaptureToken {
         let mut streams = streams();
         let own = streams
             .iter_mut()
-            .find(|(other, _)| *other == self.recorded);
-        own.map(|(_, dependencies)| std::mem::take(dependencies))
+            .find(|other| other.recorded == self.recorded);
+        own.map(|own| std::mem::take(&mut own.dependencies))
             .unwrap_or_default()
     }
 }
@@ -114,8 +126,11 @@ impl CaptureToken {
 /// Notes that work which is being recorded in this stream uses an object.
 pub(crate) fn depend(table: &Table, stream: CUstream, on: Arc<dyn Dependency>) {
     let recorded = Recorded::new(table, stream);
-    if let Some((_, dependencies)) = streams().iter_mut().find(|(other, _)| *other == recorded) {
-        dependencies.add(on);
+    if let Some(running) = streams()
+        .iter_mut()
+        .find(|other| other.recorded == recorded)
+    {
+        running.dependencies.add(on);
     }
 }
 
@@ -129,7 +144,7 @@ impl Drop for CaptureToken {
         let (mut streams, mut ended) = (streams(), Vec::new());
         if let Some(at) = streams
             .iter()
-            .position(|(other, _)| *other == self.recorded)
+            .position(|other| other.recorded == self.recorded)
         {
             ended.push(streams.swap_remove(at));
         }
@@ -150,6 +165,23 @@ pub(crate) fn is_capturing() -> bool {
     OWN.get() > 0
 }
 
+/// Whether this crate captures a stream of this context. A wait for all of the context would invalidate that capture,
+/// in every mode (R110).
+#[inline]
+pub(crate) fn captures_in(table: &Table, context: CUcontext) -> bool {
+    any() && is_captured_in(table, context)
+}
+
+#[cold]
+fn is_captured_in(table: &Table, context: CUcontext) -> bool {
+    let (table, context) = (std::ptr::from_ref(table).addr(), context.addr());
+    // In a fork there may be no thread left to unlock the list; there the driver is not called anyway.
+    !report::is_forked()
+        && streams()
+            .iter()
+            .any(|other| other.recorded.table == table && other.context == context)
+}
+
 /// An error if this crate captures the stream now. A capture may begin right afterwards: work that must stay out of it
 /// runs under [`exclude_captures`].
 #[cold]
@@ -167,24 +199,11 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
         return Err(Error::forked());
     }
     let recorded = Recorded::new(table, stream);
-    if streams().iter().any(|(other, _)| *other == recorded) {
+    if streams().iter().any(|other| other.recorded == recorded) {
         Err(recorded_already())
     } else {
         Ok(())
     }
-}
-
-/// An error while this crate captures any stream: creating a pool, and querying it, would invalidate the capture
-/// (R110).
-pub(crate) fn refuse_trials() -> Result<()> {
-    if any() {
-        return Err(Error::capturing(
-            "whether the device has such pools is found out by making one, which would spoil the capture \
-             that is going on; ask before it"
-                .to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 #[cold]
@@ -221,7 +240,7 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
     let status = unsafe { raw::graph::capture_status(table, stream) };
     match status {
         Ok(status) => status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        Err(error) => error.kind() == crate::base::error::ErrorKind::Capturing,
+        Err(error) => error.kind() == ErrorKind::Capturing,
     }
 }
 
@@ -239,6 +258,9 @@ pub(crate) fn with_relaxed_capture_mode<T>(
     let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: there is a driver, or there would be no table of it.
     let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }.map_err(|error| {
+        if error.kind() == ErrorKind::Forked {
+            return error;
+        }
         Error::capturing(format!(
             "this could not be kept from disturbing captures into graphs, so it was not done: {error}"
         ))

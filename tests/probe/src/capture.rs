@@ -66,6 +66,29 @@ pub(crate) fn implicit(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// The per-thread default stream is captured, and the legacy one used, also by a thread in relaxed mode.
+pub(crate) fn implicit_per_thread(env: &Environment) -> Result<()> {
+    let own = CU_STREAM_PER_THREAD;
+    let plain = env.plain(64)?;
+    for (mode, number) in MODES {
+        for relaxed in [false, true] {
+            let part = |part: &str| format!("{mode}, relaxed thread {relaxed}, {part}");
+            env.code(part("begin"), begin(env, own, number));
+            if relaxed {
+                env.fine("to relaxed", exchange(env, 2).0)?;
+            }
+            let code = cu!(env, cuMemsetD8Async(plain, 1, 64, CU_STREAM_LEGACY));
+            env.code(part("memset on the legacy stream"), code);
+            if relaxed {
+                env.fine("to global", exchange(env, 0).0)?;
+            }
+            env.say(part("then"), status(env, own));
+            env.say(part("end"), ended(env, own));
+        }
+    }
+    Ok(())
+}
+
 /// Ending in another thread than began.
 pub(crate) fn threads(env: &Environment) -> Result<()> {
     for (mode, number) in MODES {

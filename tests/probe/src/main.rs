@@ -213,11 +213,11 @@ fn questions() -> Vec<Question> {
         waits),
     );
     all.extend(
-        questions!(true meanwhile: global, thread_local, relaxed, global_relaxed_thread, global_other_thread,
+        questions!(true meanwhile: global, thread_local, relaxed, global_relaxed_thread, global_relaxed_other_thread, global_other_thread,
         thread_local_other_thread, relaxed_other_thread),
     );
     all.extend(
-        questions!(true capture: ends, implicit, threads, joined, destroyed, statistics,
+        questions!(true capture: ends, implicit, implicit_per_thread, threads, joined, destroyed, statistics,
         pool_is_gone, exchanged, afterwards),
     );
     all.extend(

@@ -1,322 +1,30 @@
 //! What may be done while a stream is recorded, and what makes the recording worthless.
 
-use std::ffi::c_void;
+mod calls;
 
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::environment::{Environment, OK, cu, name, size};
-use crate::recorder::{begin, ended, exchange, status};
+use self::calls::{CALLS, Scene};
+use crate::environment::{Environment, cu, name, size};
+use crate::recorder::{self, alloc_node, begin, ended, exchange, free_node, instantiate, status};
 
-/// What a call during a capture has at hand: made before it, but for `captured`.
-struct Scene {
-    /// The stream that is captured, and one that is not.
-    stream: CUstream,
-    other: CUstream,
-    pool: CUmemoryPool,
-    /// Memory of the pool, and memory of none.
-    block: CUdeviceptr,
-    plain: CUdeviceptr,
-    pinned: *mut c_void,
-    /// Recorded in `other` before the capture.
-    event: CUevent,
-    fresh: CUevent,
-    /// Allocated in the capture.
-    captured: CUdeviceptr,
+/// A graph that allocates memory and frees it.
+fn graph_with_memory(env: &Environment) -> Result<CUgraph> {
+    let graph = recorder::graph(env)?;
+    let (node, address) = alloc_node(env, graph, &[], 1000)?;
+    free_node(env, graph, &[node], address)?;
+    Ok(graph)
 }
 
-// SAFETY: handles of the driver may be used from any thread.
-unsafe impl Send for Scene {}
-// SAFETY: as above.
-unsafe impl Sync for Scene {}
-
-type Call = fn(&Environment, &Scene) -> CUresult;
-
-unsafe extern "C" fn nothing(_: *mut c_void) {}
-
-fn get_attribute(env: &Environment, pool: CUmemoryPool, id: u32) -> CUresult {
-    let mut value = 0_u64;
-    let (id, place) = (CUmemPool_attribute(id), (&raw mut value).cast());
-    cu!(env, cuMemPoolGetAttribute(pool, id, place))
-}
-
-/// Joins another stream, and joins back if wanted.
-fn join(env: &Environment, scene: &Scene, back: bool) -> CUresult {
-    let code = cu!(env, cuEventRecord(scene.fresh, scene.stream));
-    if code != OK {
-        return code;
-    }
-    let code = cu!(env, cuStreamWaitEvent(scene.other, scene.fresh, 0));
-    if code != OK {
-        return code;
-    }
-    let code = cu!(env, cuMemsetD8Async(scene.plain, 1, 64, scene.other));
-    if code != OK || !back {
-        return code;
-    }
-    let code = cu!(env, cuEventRecord(scene.event, scene.other));
-    if code != OK {
-        return code;
-    }
-    cu!(env, cuStreamWaitEvent(scene.stream, scene.event, 0))
-}
-
-const CALLS: [(&str, Call); 72] = [
-    ("nothing", |_, _| OK),
-    ("alloc", |env, s| {
-        let mut out = 0;
-        cu!(env, cuMemAllocAsync(&raw mut out, 1000, s.stream))
-    }),
-    ("alloc from a pool", |env, s| {
-        env.try_alloc(s.pool, 1000, s.stream).0
-    }),
-    ("alloc of nothing", |env, s| {
-        env.try_alloc(s.pool, 0, s.stream).0
-    }),
-    ("alloc of too much", |env, s| {
-        env.try_alloc(s.pool, 1 << 50, s.stream).0
-    }),
-    ("free of captured", |env, s| {
-        cu!(env, cuMemFreeAsync(s.captured, s.stream))
-    }),
-    ("free of captured twice", |env, s| {
-        let _ = cu!(env, cuMemFreeAsync(s.captured, s.stream));
-        cu!(env, cuMemFreeAsync(s.captured, s.stream))
-    }),
-    ("free of the middle of captured", |env, s| {
-        cu!(env, cuMemFreeAsync(s.captured + 16, s.stream))
-    }),
-    ("free of captured elsewhere", |env, s| {
-        cu!(env, cuMemFreeAsync(s.captured, s.other))
-    }),
-    ("cuMemFree of captured", |env, s| {
-        cu!(env, cuMemFree_v2(s.captured))
-    }),
-    ("memset of captured", |env, s| {
-        cu!(env, cuMemsetD8Async(s.captured, 1, 1000, s.stream))
-    }),
-    ("memset past captured", |env, s| {
-        cu!(env, cuMemsetD8Async(s.captured, 1, 1001, s.stream))
-    }),
-    ("memset of freed captured", |env, s| {
-        let _ = cu!(env, cuMemFreeAsync(s.captured, s.stream));
-        cu!(env, cuMemsetD8Async(s.captured, 1, 1000, s.stream))
-    }),
-    ("memset of captured elsewhere", |env, s| {
-        cu!(env, cuMemsetD8Async(s.captured, 1, 1000, s.other))
-    }),
-    ("free of null", |env, s| {
-        cu!(env, cuMemFreeAsync(0, s.stream))
-    }),
-    ("free of pool memory", |env, s| {
-        cu!(env, cuMemFreeAsync(s.block, s.stream))
-    }),
-    ("free of pool memory elsewhere", |env, s| {
-        cu!(env, cuMemFreeAsync(s.block, s.other))
-    }),
-    ("cuMemFree of pool memory", |env, s| {
-        cu!(env, cuMemFree_v2(s.block))
-    }),
-    ("free of plain memory", |env, s| {
-        cu!(env, cuMemFreeAsync(s.plain, s.stream))
-    }),
-    ("free of plain memory elsewhere", |env, s| {
-        cu!(env, cuMemFreeAsync(s.plain, s.other))
-    }),
-    ("cuMemFree of plain memory", |env, s| {
-        cu!(env, cuMemFree_v2(s.plain))
-    }),
-    ("cuMemFreeHost", |env, s| cu!(env, cuMemFreeHost(s.pinned))),
-    ("free of no memory", |env, s| {
-        cu!(env, cuMemFreeAsync(4096, s.stream))
-    }),
-    ("alloc elsewhere", |env, s| {
-        env.try_alloc(s.pool, 1000, s.other).0
-    }),
-    ("cuMemAlloc", |env, _| {
-        let mut out = 0;
-        cu!(env, cuMemAlloc_v2(&raw mut out, 64))
-    }),
-    ("cuMemHostAlloc", |env, _| {
-        let mut out = std::ptr::null_mut();
-        cu!(env, cuMemHostAlloc(&raw mut out, 64, 0))
-    }),
-    ("memset of pool memory", |env, s| {
-        cu!(env, cuMemsetD8Async(s.block, 1, 1000, s.stream))
-    }),
-    ("memset past pool memory", |env, s| {
-        cu!(env, cuMemsetD8Async(s.block, 1, 1001, s.stream))
-    }),
-    ("memset of plain memory", |env, s| {
-        cu!(env, cuMemsetD8Async(s.plain, 1, 64, s.stream))
-    }),
-    ("memset of nothing", |env, s| {
-        cu!(env, cuMemsetD8Async(s.plain, 1, 0, s.stream))
-    }),
-    ("memset elsewhere", |env, s| {
-        cu!(env, cuMemsetD8Async(s.block, 1, 1000, s.other))
-    }),
-    ("memset on the null stream", |env, s| {
-        cu!(env, cuMemsetD8Async(s.plain, 1, 64, std::ptr::null_mut()))
-    }),
-    ("cuMemsetD8", |env, s| {
-        cu!(env, cuMemsetD8_v2(s.plain, 1, 64))
-    }),
-    ("copy within the device", |env, s| {
-        cu!(env, cuMemcpyDtoDAsync_v2(s.block, s.plain, 64, s.stream))
-    }),
-    ("copy from pinned", |env, s| {
-        cu!(env, cuMemcpyHtoDAsync_v2(s.plain, s.pinned, 64, s.stream))
-    }),
-    ("copy to pinned", |env, s| {
-        cu!(env, cuMemcpyDtoHAsync_v2(s.pinned, s.plain, 64, s.stream))
-    }),
-    ("copy from pageable", |env, s| {
-        let bytes = [1_u8; 64];
-        cu!(
-            env,
-            cuMemcpyHtoDAsync_v2(s.plain, bytes.as_ptr().cast(), 64, s.stream)
-        )
-    }),
-    ("copy to pageable", |env, s| {
-        let mut bytes = [1_u8; 64];
-        cu!(
-            env,
-            cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), s.plain, 64, s.stream)
-        )
-    }),
-    ("copy of any kind", |env, s| {
-        cu!(env, cuMemcpyAsync(s.block, s.plain, 64, s.stream))
-    }),
-    ("cuMemcpyDtoH", |env, s| {
-        let mut bytes = [1_u8; 64];
-        cu!(env, cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), s.plain, 64))
-    }),
-    ("host function", |env, s| {
-        cu!(
-            env,
-            cuLaunchHostFunc(s.stream, Some(nothing), std::ptr::null_mut())
-        )
-    }),
-    ("record", |env, s| {
-        cu!(env, cuEventRecord(s.fresh, s.stream))
-    }),
-    ("record, then query the event", |env, s| {
-        let _ = cu!(env, cuEventRecord(s.fresh, s.stream));
-        cu!(env, cuEventQuery(s.fresh))
-    }),
-    ("record, then synchronise with the event", |env, s| {
-        let _ = cu!(env, cuEventRecord(s.fresh, s.stream));
-        cu!(env, cuEventSynchronize(s.fresh))
-    }),
-    ("wait for an event of before", |env, s| {
-        cu!(env, cuStreamWaitEvent(s.stream, s.event, 0))
-    }),
-    ("wait for an event never recorded", |env, s| {
-        cu!(env, cuStreamWaitEvent(s.stream, s.fresh, 0))
-    }),
-    ("join and back", |env, s| join(env, s, true)),
-    ("join only", |env, s| join(env, s, false)),
-    ("synchronise", |env, s| {
-        cu!(env, cuStreamSynchronize(s.stream))
-    }),
-    ("query", |env, s| cu!(env, cuStreamQuery(s.stream))),
-    ("synchronise elsewhere", |env, s| {
-        cu!(env, cuStreamSynchronize(s.other))
-    }),
-    ("query elsewhere", |env, s| cu!(env, cuStreamQuery(s.other))),
-    ("cuCtxSynchronize", |env, _| cu!(env, cuCtxSynchronize())),
-    ("query an event of before", |env, s| {
-        cu!(env, cuEventQuery(s.event))
-    }),
-    ("synchronise with an event of before", |env, s| {
-        cu!(env, cuEventSynchronize(s.event))
-    }),
-    ("cuMemPoolTrimTo", |env, s| {
-        cu!(env, cuMemPoolTrimTo(s.pool, 0))
-    }),
-    ("cuMemPoolGetAttribute", |env, s| {
-        get_attribute(env, s.pool, 7)
-    }),
-    ("cuMemPoolGetAccess", |env, s| {
-        let mut flags = CUmemAccess_flags(0);
-        let mut place = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
-        cu!(
-            env,
-            cuMemPoolGetAccess(&raw mut flags, s.pool, &raw mut place)
-        )
-    }),
-    ("cuDeviceGetAttribute", |env, _| {
-        let mut value = 0;
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-        cu!(env, cuDeviceGetAttribute(&raw mut value, attribute, 0))
-    }),
-    ("cuMemPoolSetAttribute", |env, s| env.try_set(s.pool, 4, 0)),
-    ("cuMemPoolCreate", |env, _| {
-        env.pool_with(&Environment::props()).0
-    }),
-    ("cuStreamCreate", |env, _| {
-        let mut out = std::ptr::null_mut();
-        cu!(env, cuStreamCreate(&raw mut out, 1))
-    }),
-    ("cuEventCreate and destroy", |env, _| match env.event() {
-        Ok(event) => cu!(env, cuEventDestroy_v2(event)),
-        Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
-    }),
-    ("cuMemGetInfo", |env, _| {
-        let (mut free, mut total) = (0, 0);
-        cu!(env, cuMemGetInfo_v2(&raw mut free, &raw mut total))
-    }),
-    ("begin again", |env, s| begin(env, s.stream, 2)),
-    ("cuDeviceGraphMemTrim", |env, _| {
-        cu!(env, cuDeviceGraphMemTrim(0))
-    }),
-    ("cuStreamDestroy of another", |env, s| {
-        cu!(env, cuStreamDestroy_v2(s.other))
-    }),
-    ("cuDeviceGetMemPool", |env, _| {
-        let mut pool = std::ptr::null_mut();
-        cu!(env, cuDeviceGetMemPool(&raw mut pool, 0))
-    }),
-    ("cuDeviceGetDefaultMemPool", |env, _| {
-        let mut pool = std::ptr::null_mut();
-        cu!(env, cuDeviceGetDefaultMemPool(&raw mut pool, 0))
-    }),
-    ("cuDeviceSetMemPool to the same", |env, _| {
-        let mut pool = std::ptr::null_mut();
-        let code = cu!(env, cuDeviceGetMemPool(&raw mut pool, 0));
-        if code != OK {
-            return code;
-        }
-        cu!(env, cuDeviceSetMemPool(0, pool))
-    }),
-    ("cuMemSetMemPool to the same", |env, _| {
-        let (mut pool, kind) = (
-            std::ptr::null_mut(),
-            CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        );
-        let mut place = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
-        let code = cu!(env, cuMemGetMemPool(&raw mut pool, &raw mut place, kind));
-        if code != OK {
-            return code;
-        }
-        cu!(env, cuMemSetMemPool(&raw mut place, kind, pool))
-    }),
-    ("cuMemPoolSetAccess", |env, s| {
-        let access = CUmemAccessDesc {
-            location: location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        cu!(env, cuMemPoolSetAccess(s.pool, &raw const access, 1))
-    }),
-];
-
-/// Who makes the calls.
+/// The thread that makes the calls.
+#[derive(Clone, Copy)]
 enum By {
-    CapturingThread,
+    Capturing,
     /// As the capturing thread, which has set its own capture mode to relaxed.
-    RelaxedThread,
-    OtherThread,
+    Relaxed,
+    Other,
+    OtherRelaxed,
 }
 
 /// Each call once while a stream is captured.
@@ -330,6 +38,9 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
             event: env.event()?,
             fresh: env.event()?,
             captured: 0,
+            graph: graph_with_memory(env)?,
+            exec: instantiate(env, graph_with_memory(env)?, 0)?,
+            unused: env.pool(0)?,
             stream,
             other,
             pool,
@@ -340,15 +51,16 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
         if part.contains("captured") {
             scene.captured = env.alloc(pool, 1000, stream)?;
         }
+        let relaxed_call = |env: &Environment, scene: &Scene| -> Result<CUresult> {
+            env.fine("to relaxed", exchange(env, 2).0)?;
+            let code = call(env, scene);
+            env.fine("to global", exchange(env, 0).0)?;
+            Ok(code)
+        };
         let code = match by {
-            By::CapturingThread => call(env, &scene),
-            By::RelaxedThread => {
-                env.fine("to relaxed", exchange(env, 2).0)?;
-                let code = call(env, &scene);
-                env.fine("to global", exchange(env, 0).0)?;
-                code
-            }
-            By::OtherThread => {
+            By::Capturing => call(env, &scene),
+            By::Relaxed => relaxed_call(env, &scene)?,
+            By::Other | By::OtherRelaxed => {
                 // An environment is not `Sync`, so the other thread has one of its own.
                 let (table, context, scene) =
                     (env.table, env.context().expose_provenance(), &scene);
@@ -356,7 +68,11 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
                     let thread = scope.spawn(move || {
                         let env = Environment::new(table, "thread");
                         let context = std::ptr::with_exposed_provenance_mut(context);
-                        env.current(context).map(|()| call(&env, scene))
+                        env.current(context)?;
+                        match by {
+                            By::OtherRelaxed => relaxed_call(&env, scene),
+                            _ => Ok(call(&env, scene)),
+                        }
                     });
                     thread.join().unwrap_or(Ok(CUresult::CUDA_ERROR_UNKNOWN))
                 })?
@@ -382,29 +98,33 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
 }
 
 pub(crate) fn global(env: &Environment) -> Result<()> {
-    meanwhile(env, 0, By::CapturingThread)
+    meanwhile(env, 0, By::Capturing)
 }
 
 pub(crate) fn thread_local(env: &Environment) -> Result<()> {
-    meanwhile(env, 1, By::CapturingThread)
+    meanwhile(env, 1, By::Capturing)
 }
 
 pub(crate) fn relaxed(env: &Environment) -> Result<()> {
-    meanwhile(env, 2, By::CapturingThread)
+    meanwhile(env, 2, By::Capturing)
 }
 
 pub(crate) fn global_relaxed_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 0, By::RelaxedThread)
+    meanwhile(env, 0, By::Relaxed)
+}
+
+pub(crate) fn global_relaxed_other_thread(env: &Environment) -> Result<()> {
+    meanwhile(env, 0, By::OtherRelaxed)
 }
 
 pub(crate) fn global_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 0, By::OtherThread)
+    meanwhile(env, 0, By::Other)
 }
 
 pub(crate) fn thread_local_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 1, By::OtherThread)
+    meanwhile(env, 1, By::Other)
 }
 
 pub(crate) fn relaxed_other_thread(env: &Environment) -> Result<()> {
-    meanwhile(env, 2, By::OtherThread)
+    meanwhile(env, 2, By::Other)
 }

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod capture;
+mod capture_elsewhere;
 mod capture_pools;
 mod context;
 mod context_ends;

@@ -14,6 +14,7 @@ use crate::memory::buffer::give_back;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
+use crate::stream::recording;
 
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
@@ -99,7 +100,9 @@ impl Upstream {
     fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
         // The resource may hold locks, so nothing must be given back to it meanwhile. None of ours is held.
         let _inside = ResourceCall::enter();
-        let (address, layout) = self.take(bytes, own)?;
+        let table = own.device().driver().table();
+        let (address, layout) =
+            recording::relaxed_while_capturing(table, || self.take(bytes, own))?;
         let chunk = Chunk {
             address: address.next_multiple_of(GRANULE),
             bytes,

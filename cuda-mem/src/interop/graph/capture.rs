@@ -18,18 +18,22 @@ use crate::memory::slice::{
 use crate::stream::Stream;
 use crate::stream::{deferred, recording};
 
-/// What the driver refuses elsewhere while a stream is captured. A refused call also invalidates the capture. In every
-/// mode, dropping buffers of other streams does not affect it.
+/// What the driver refuses *other code* while a stream is captured. A refused call also invalidates the capture.
+///
+/// Whatever the mode, no call of this crate invalidates a capture of this crate that has begun before: it passes, or it
+/// is refused with [`Capturing`](crate::ErrorKind::Capturing), as is all use of the captured stream, and a wait for its
+/// whole context. One exception: while a thread captures its [per-thread stream](crate::Context::per_thread_stream), work
+/// in the legacy default stream of the context invalidates the capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CaptureMode {
     /// No thread may do anything that could wait for the device, such as synchronising, allocating in another stream,
     /// or querying a stream.
     Global,
-    /// The same for the capturing thread only.
+    /// The same for calls of the capturing thread only.
     #[default]
     ThreadLocal,
-    /// Only operations on the captured stream itself, and waiting for its whole context, are forbidden.
+    /// Only operations on the captured stream itself, and waiting for its whole context, are refused.
     Relaxed,
 }
 

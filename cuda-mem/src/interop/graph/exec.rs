@@ -11,8 +11,8 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 use crate::stream::join::order;
-use crate::stream::launches;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
+use crate::stream::{launches, recording};
 
 /// How to instantiate a graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,7 +71,9 @@ impl Graph {
         let made = self.context.bind().and_then(|_current| {
             // SAFETY: the graph is live and has no instance, since that would own it (R73); its context
             // is current. Of the flags at most one is set, so none excludes another (R74).
-            unsafe { raw::graph::instantiate(table, self.raw, flags.into()) }
+            recording::relaxed_while_capturing(table, || unsafe {
+                raw::graph::instantiate(table, self.raw, flags.into())
+            })
         });
         match made {
             Err(error) => Err(Failed::new(error, self)),
@@ -278,9 +280,11 @@ impl Drop for GraphExec {
         self.free_at_last();
         ledger::remove(&self.item());
         let table = self.graph.context.driver().table();
-        // SAFETY: the instance is this value's.
-        report::release("graph instance", || unsafe {
-            raw::graph::destroy_exec(table, self.raw)
+        report::release("graph instance", || {
+            recording::relaxed_while_capturing(table, || {
+                // SAFETY: the instance is this value's.
+                unsafe { raw::graph::destroy_exec(table, self.raw) }
+            })
         });
     }
 }

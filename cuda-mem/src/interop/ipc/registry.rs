@@ -192,11 +192,12 @@ impl UnusedImport {
         };
         let entry = pools.swap_remove(index);
         let pool = std::ptr::without_provenance_mut(entry.pool);
+        let table = self.driver.table();
         let ends = (0..entry.imports).map(|_| {
             // SAFETY: the pool has no users and its frees are done (R128). The driver counts one import less per call.
             // No other pool ends (R28) and no thread waits through this crate (R178). The exporter's memory is not
             // touched (R59).
-            unsafe { raw::pool::destroy(self.driver.table(), pool) }
+            recording::relaxed_while_capturing(table, || unsafe { raw::pool::destroy(table, pool) })
         });
         // If one fails, the others are still tried.
         let ends: Vec<Result<()>> = ends.collect();

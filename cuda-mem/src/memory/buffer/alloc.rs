@@ -121,7 +121,9 @@ impl Stream {
                 let open = self.as_ref().submit()?;
                 // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
                 // one ordered with it, use it.
-                unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }
+                open.relaxed_while_capturing(|queue| unsafe {
+                    raw::alloc::from_current_pool(queue, bytes)
+                })
             };
             let answer = match ask() {
                 Err(error) if reclaim::helps(&error, Some(self.device()), self, bytes) => ask(),

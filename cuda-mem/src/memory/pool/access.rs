@@ -164,7 +164,7 @@ impl Pool {
     pub fn set_access(&self, access: impl IntoIterator<Item = (Device, Access)>) -> Result<()> {
         let access: Vec<_> = access.into_iter().collect();
         // SAFETY: what loses access is not in use; else this is an error.
-        unsafe { self.change_access(&access, |losing| self.require_unused_by(losing)) }
+        unsafe { self.change_access(&access, || self.require_unused()) }
     }
 
     /// Like [`set_access`](Self::set_access), but access may be revoked while memory of the pool is allocated.
@@ -184,16 +184,16 @@ impl Pool {
     ) -> Result<()> {
         let access: Vec<_> = access.into_iter().collect();
         // SAFETY: the caller's.
-        unsafe { self.change_access(&access, |_| Ok(())) }
+        unsafe { self.change_access(&access, || Ok(())) }
     }
 
     /// # Safety
     ///
-    /// Unless `check` is an error, the devices that it is asked about must not be using the memory.
+    /// Unless `check` is an error, devices that lose access must not be using the memory.
     unsafe fn change_access(
         &self,
         access: &[(Device, Access)],
-        check: impl FnOnce(&[Device]) -> Result<()>,
+        check: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         self.require_healthy()?;
         let mut entries = Vec::with_capacity(access.len());
@@ -218,16 +218,16 @@ impl Pool {
         self.require_own_access()?;
         // Held over the call, so that the record matches the driver's last change.
         let mut granted = self.0.granted.lock()?;
-        let mut losing = Vec::new();
+        let mut is_taken = false;
         for (device, wanted) in access {
             if *wanted == Access::None && self.access(device)? != Access::None {
-                losing.push(*device);
+                is_taken = true;
                 // From now on, any use of the memory there asks the driver, and waits for the lock.
                 self.0.reach.fetch_and(!bit(*device), Ordering::Relaxed);
             }
         }
-        if !losing.is_empty() {
-            check(&losing)?;
+        if is_taken {
+            check()?;
         }
         // SAFETY: the pool is live. Taking access does not wait (R50, measured), so work that is queued would lose it:
         // the devices that lose it have none, as was checked.
@@ -246,15 +246,8 @@ impl Pool {
         Ok(())
     }
 
-    /// `Ok` if these devices cannot be using the memory, because all of it has been freed.
-    fn require_unused_by(&self, losing: &[Device]) -> Result<()> {
-        if recording::any() {
-            return Err(Error::capturing(format!(
-                "{} may still use {self}, and asking would spoil the capture that is going on; take access \
-                 before or after it",
-                losing[0]
-            )));
-        }
+    /// `Ok` if no device can be using the memory, because all of it has been freed.
+    fn require_unused(&self) -> Result<()> {
         let driver = self.0.driver;
         driver.require_version("taking access to a pool", CudaVersion::new(11, 3))?;
         // First the check that does not change the pool.
@@ -394,12 +387,9 @@ pub(super) fn withdraw(pending_destroy: &PendingDestroy) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
-    // SAFETY: the pool is live, and no memory of it is handed out.
-    unsafe {
-        raw::pool::set_access(
-            pending_destroy.driver.table(),
-            pending_destroy.raw,
-            &entries,
-        )
-    }
+    let table = pending_destroy.driver.table();
+    recording::with_relaxed_capture_mode(table, || {
+        // SAFETY: the pool is live, and no memory of it is handed out.
+        unsafe { raw::pool::set_access(table, pending_destroy.raw, &entries) }
+    })
 }

@@ -83,8 +83,10 @@ impl Pool {
         let open = stream.as_ref().submit()?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
         // the caller frees the address once, and uses it only in this stream or in one ordered with it.
-        unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
-            .map_err(|error| explain(error, bytes, self, stream))
+        open.relaxed_while_capturing(|queue| unsafe {
+            raw::alloc::from_pool(queue, bytes, self.as_raw())
+        })
+        .map_err(|error| explain(error, bytes, self, stream))
     }
 
     /// Handles zero bytes, and more than any machine can have.

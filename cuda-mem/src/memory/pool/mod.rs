@@ -259,8 +259,7 @@ impl MemoryPool {
     /// # Errors
     ///
     /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host has not
-    /// seen complete: synchronise the streams first. [`Capturing`](crate::ErrorKind::Capturing) while this crate
-    /// captures a stream. The error contains the pool, unless the driver may have destroyed it despite the error.
+    /// seen complete: synchronise the streams first. The error contains the pool, unless the driver may have destroyed it despite the error.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -276,10 +275,6 @@ impl MemoryPool {
     /// ```
     #[doc(alias = "cuMemPoolDestroy")]
     pub fn close(self) -> Result<(), Failed<Self>> {
-        if recording::any() {
-            let text = "a stream is being captured, and to end a pool could harm the capture; close it afterwards";
-            return Err(Failed::new(Error::capturing(text.to_owned()), self));
-        }
         let mut inner = match Arc::try_unwrap(self.0.0) {
             Ok(inner) => inner,
             Err(shared) => {

@@ -97,11 +97,13 @@ impl PendingDestroy {
         let Some(_alone) = alone else {
             return Ok(End::Ended(withdrawn));
         };
-        // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is being shared between
-        // processes (R28), and no thread waits through this crate (R178).
-        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
-            error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
-        })?;
+        let table = self.driver.table();
+        recording::with_relaxed_capture_mode(table, || {
+            // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is being shared between
+            // processes (R28), and no thread waits through this crate (R178).
+            unsafe { raw::pool::destroy(table, self.raw) }
+        })
+        .map_err(|error| error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0)))?;
         Ok(End::Ended(withdrawn))
     }
 
@@ -112,16 +114,19 @@ impl PendingDestroy {
         }
         let table = self.driver.table();
         let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
-        unsafe { raw::pool::set_wide_attribute(table, self.raw, threshold, 0) }?;
-        // SAFETY: the pool is live.
-        unsafe { raw::pool::trim(table, self.raw, 0) }
+        recording::with_relaxed_capture_mode(table, || {
+            // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+            unsafe { raw::pool::set_wide_attribute(table, self.raw, threshold, 0) }?;
+            // SAFETY: the pool is live.
+            unsafe { raw::pool::trim(table, self.raw, 0) }
+        })
     }
 
     /// Whether nothing is outstanding and nothing more can be allocated. If so, the pool is not current any more.
     pub(super) fn is_at_rest(&mut self) -> Result<bool> {
         if !self.has_stepped_down {
-            match default::unset_current(self.driver, self.place, self.raw) {
+            let unset = || default::unset_current(self.driver, self.place, self.raw);
+            match recording::with_relaxed_capture_mode(self.driver.table(), unset) {
                 // The driver refuses the change while a stream is captured; the next try makes it.
                 Err(error) if error.kind() == ErrorKind::Capturing => return Ok(false),
                 unset => unset?,
@@ -133,11 +138,6 @@ impl PendingDestroy {
 
     /// Ends the pool, now or once its memory has been freed.
     pub(super) fn destroy_deferred(mut self) -> Result<()> {
-        // The query would invalidate the capture.
-        if recording::any() {
-            deferred::defer(Box::new(self));
-            return Ok(());
-        }
         let outcome = match self.is_at_rest() {
             Ok(true) => match self.end()? {
                 End::Ended(withdrawn) => return withdrawn,
@@ -165,8 +165,9 @@ pub(super) unsafe fn is_idle(driver: Driver, pool: CUmemoryPool) -> Result<bool>
         let reserved = unsafe { raw::pool::wide_attribute(table, pool, reserved) }?;
         Ok(reserved == 0)
     };
-    match ask() {
-        // A stream is being captured, and queries are impossible meanwhile.
+    // Not only beside captures of this crate: one of another thread or of other code may go on unknown.
+    match recording::with_relaxed_capture_mode(table, ask) {
+        // The stream is being captured, and queries are impossible meanwhile.
         Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
         quiet => quiet,
     }
@@ -178,9 +179,6 @@ impl Deferred for PendingDestroy {
     }
 
     fn try_release(&mut self) -> Outcome {
-        if recording::any() {
-            return Outcome::NotYet;
-        }
         match self.is_at_rest() {
             Ok(true) => match self.end() {
                 Ok(End::Ended(Ok(()))) => Outcome::Done,

@@ -11,7 +11,7 @@ use crate::base::lock::Lock;
 use crate::driver::Driver;
 use crate::driver::device::HandleTypes;
 use crate::driver::raw;
-use crate::stream::waits;
+use crate::stream::{recording, waits};
 
 /// Part of a pool.
 #[derive(Debug)]
@@ -53,8 +53,10 @@ pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuar
 /// Same as [`raw::pool::destroy`].
 pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     let _ends = no_pool_ends()?;
-    // SAFETY: the caller gives up the handle.
-    unsafe { raw::pool::destroy(driver.table(), pool) }
+    recording::relaxed_while_capturing(driver.table(), || {
+        // SAFETY: the caller gives up the handle.
+        unsafe { raw::pool::destroy(driver.table(), pool) }
+    })
 }
 
 impl MemoryPool {

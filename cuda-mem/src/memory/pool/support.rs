@@ -9,7 +9,6 @@ use crate::driver::Driver;
 use crate::driver::capabilities::{Capability, Reason, Support};
 use crate::driver::device::HandleTypes;
 use crate::driver::location::{AllocationType, Location};
-use crate::stream::recording;
 
 /// The properties that decide whether a pool can be created, beyond what attributes report.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,8 +32,7 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for incompatible options, as in [`build`](Self::build);
-    /// [`Capturing`](crate::ErrorKind::Capturing) if a pool would have to be created while this crate captures a
-    /// stream; otherwise any error of the driver's queries.
+    /// otherwise any error of the driver's queries.
     ///
     /// ```
     /// use cuda_mem::{Driver, MemoryPool};
@@ -119,7 +117,6 @@ impl PoolBuilder {
         if let Some((_, answer)) = known {
             return Ok(*answer);
         }
-        recording::refuse_trials()?;
         let answer = match self.create() {
             Ok(pool) => {
                 // SAFETY: made just now, and nothing came from it.

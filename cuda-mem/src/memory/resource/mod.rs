@@ -255,7 +255,8 @@ fn allocate_plain(
         return Ok(0);
     }
     let _current = stream.context().bind()?;
-    take(layout.size()).map_err(|error| explain(error, what, layout.size(), stream))
+    recording::relaxed_while_capturing(stream.device().driver().table(), || take(layout.size()))
+        .map_err(|error| explain(error, what, layout.size(), stream))
 }
 
 /// Waits for the stream, then frees. No capture is disturbed, of this stream or another: if one prevents the free,

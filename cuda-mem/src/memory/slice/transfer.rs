@@ -49,7 +49,7 @@ impl<T: Pod> Span<'_, T> {
         };
         waited.inspect_err(|_| {
             // The first error is the one to report.
-            let _ = self.stream.context().synchronize();
+            let _ = self.stream.context().wait_even_if_captured();
         })
     }
 
@@ -188,7 +188,7 @@ impl<T: Pod> Span<'_, T> {
             let _ = stream
                 .as_ref()
                 .wait_unless_captured()
-                .or_else(|_| stream.context().synchronize());
+                .or_else(|_| stream.context().wait_even_if_captured());
             return;
         };
         // In a fork nothing was submitted.

@@ -216,7 +216,7 @@ impl<'a> StreamRef<'a> {
 
     /// Begins a capture. All other work of this crate stays out of it until the token is dropped.
     pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<CaptureToken> {
-        let note = CaptureToken::new(self.table(), self.raw)?;
+        let note = CaptureToken::new(self.table(), self.context.as_raw(), self.raw)?;
         let _current = self.enter()?;
         // SAFETY: the stream is live, and the note keeps everything else of this crate out of it.
         unsafe { raw::graph::begin_capture(self.table(), self.raw, mode) }?;
@@ -264,10 +264,10 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Waits for the whole context of another thread's own stream, with which nothing here can be ordered. Refused
-    /// while this crate captures any stream: such a wait would invalidate the capture in every mode (R110).
+    /// while this crate captures a stream of that context: such a wait would invalidate the capture in every mode (R110).
     #[cold]
     pub(crate) fn wait_foreign(&self) -> Result<()> {
-        if recording::any() {
+        if recording::captures_in(self.table(), self.context.as_raw()) {
             return Err(Error::capturing(format!(
                 "{self} is the own stream of another thread, so all of its context would have to be waited for, \
                  and that would spoil the capture that is going on; do it after the capture, or on that thread"

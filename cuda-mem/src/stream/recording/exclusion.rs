@@ -298,7 +298,8 @@ mod tests {
         std::thread::scope(|scope| {
             let work = exclude_captures(&table, handle()).expect("nobody records");
             let capture = scope.spawn(|| {
-                let note = CaptureToken::new(&table, handle()).expect("the only capture");
+                let note = CaptureToken::new(&table, std::ptr::null_mut(), handle())
+                    .expect("the only capture");
                 has_begun.store(true, Ordering::SeqCst);
                 drop(note);
             });
@@ -324,9 +325,12 @@ mod tests {
         let table = Table::default();
         let stream = ptr::without_provenance_mut(0x2000);
         let work = exclude_captures(&table, stream).expect("nobody records");
-        CaptureToken::new(&table, stream).expect_err("it would wait for itself");
+        CaptureToken::new(&table, std::ptr::null_mut(), stream)
+            .expect_err("it would wait for itself");
         drop(work);
-        drop(CaptureToken::new(&table, stream).expect("nobody is in the way"));
+        drop(
+            CaptureToken::new(&table, std::ptr::null_mut(), stream).expect("nobody is in the way"),
+        );
     }
 
     #[test]

@@ -239,7 +239,6 @@ fn instantiate_with(
     } else {
         Some(state.resolve(params.hUploadStream, call)?)
     };
-    // Measured of this function; `cuGraphInstantiateWithFlags` was not asked while another stream is captured.
     match stream {
         Some(stream) => state.refuse_on_recorded(stream)?,
         None => state.refuse_while_recording()?,
@@ -263,6 +262,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let (id, _) = state.named_graph(graph)?;
+        state.refuse_while_recording()?;
         let exec = state.instantiate(id, flags, AUTO_FREE | NODE_PRIORITY);
         out.write(to_handle(exec.map_err(|refused| refused.code)?))
     }
@@ -292,6 +292,7 @@ exports! {
     release fn cuGraphExecDestroy(_, exec: CUgraphExec) {
         let mut state = state()?;
         let (id, _) = state.exec(exec)?;
+        state.refuse_while_recording()?;
         state.destroy_exec(id);
         finish(state);
         Ok(())

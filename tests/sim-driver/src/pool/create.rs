@@ -160,6 +160,8 @@ impl State {
         if pool.is_default {
             return Err(INVALID_VALUE);
         }
+        self.refuse_while_recording()?;
+        let pool = self.pool(handle)?;
         pool.is_destroyed = true;
         let is_broken = pool
             .mapping

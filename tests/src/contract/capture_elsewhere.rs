@@ -1,0 +1,175 @@
+//! What a program does elsewhere while it captures a stream. The modes forbid things to the whole process, so these
+//! bodies run alone.
+
+use std::convert::identity;
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cuda_mem::interop::{CaptureMode, Instantiate};
+use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
+use cuda_mem::stream::Event;
+use cuda_mem::{Arena, ErrorKind, MemoryPool, Resource, Stream};
+
+use super::graph::MODES;
+use crate::environment::Environment;
+
+/// What is not captured: all of it was there before.
+struct Elsewhere {
+    pool: MemoryPool,
+    stream: Stream,
+    /// Recorded in the stream.
+    event: Event,
+}
+
+type Call = fn(&Environment, &Elsewhere) -> Result<()>;
+
+fn alloc(resource: impl Into<Resource>, stream: &Stream) -> Result<()> {
+    let buffer = resource.into().alloc::<u8>(stream, 1000)?;
+    buffer.free()?;
+    Ok(())
+}
+
+const CALLS: [(&str, Call); 10] = [
+    ("allocate from a pool", |_, at| {
+        at.pool.alloc::<u8>(&at.stream, 1000)?.free()?;
+        Ok(())
+    }),
+    ("allocate from the current pool", |_, at| {
+        at.stream.alloc::<u8>(1000)?.free()?;
+        Ok(())
+    }),
+    ("allocate directly", |env, at| {
+        alloc(
+            Resource::new(DirectResource::new(env.device()?)),
+            &at.stream,
+        )
+    }),
+    ("allocate pinned memory", |env, at| {
+        alloc(Resource::new(PinnedResource::new(env.driver)), &at.stream)
+    }),
+    ("allocate managed memory", |env, at| {
+        alloc(Resource::new(ManagedResource::new(env.driver)), &at.stream)
+    }),
+    ("free and wait", |_, at| {
+        at.pool.alloc::<u8>(&at.stream, 1000)?.free_sync()?;
+        Ok(())
+    }),
+    ("ask the stream", |_, at| {
+        at.stream.is_done()?;
+        Ok(())
+    }),
+    ("wait for the stream", |_, at| {
+        Ok(at.stream.synchronize()?)
+    }),
+    ("ask the event", |_, at| {
+        at.event.is_done()?;
+        Ok(())
+    }),
+    ("wait for the event", |_, at| Ok(at.event.synchronize()?)),
+];
+
+#[apply(case_alone)]
+fn what_is_done_elsewhere_spoils_no_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let elsewhere = Elsewhere {
+        pool: env.pool()?,
+        event: env.context()?.event()?,
+        stream: other,
+    };
+    elsewhere.event.record(&elsewhere.stream)?;
+    for (name, call) in CALLS {
+        for mode in MODES {
+            let (_, (here, there)) = stream
+                .capture(mode, |capture| {
+                    let here = call(env, &elsewhere);
+                    let there = thread::scope(|scope| {
+                        let thread = scope.spawn(|| call(env, &elsewhere));
+                        thread.join().map_err(|_| anyhow!("it panicked"))
+                    });
+                    drop(capture.alloc::<u8>(1000)?);
+                    Ok((here, there.and_then(identity)))
+                })
+                .with_context(|| format!("{name}, {mode:?}: the capture is lost"))?;
+            here.with_context(|| format!("{name}, {mode:?}"))?;
+            there.with_context(|| format!("{name}, {mode:?}, by another thread"))?;
+        }
+    }
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn a_wait_for_the_whole_context_is_refused_beside_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
+    for mode in MODES {
+        let (_, (here, there)) = stream.capture(mode, |capture| {
+            let here = context.synchronize().map_err(|error| error.kind());
+            let there = thread::scope(|scope| {
+                let thread = scope.spawn(|| context.synchronize().map_err(|error| error.kind()));
+                thread.join()
+            });
+            drop(capture.alloc::<u8>(1000)?);
+            Ok((here, there))
+        })?;
+        ensure!(here == Err(ErrorKind::Capturing), "{mode:?}: {here:?}");
+        ensure!(matches!(there, Ok(Err(ErrorKind::Capturing))), "{there:?}");
+    }
+    Ok(context.synchronize()?)
+}
+
+#[apply(case_alone)]
+fn a_graph_is_instantiated_and_dropped_beside_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    for mode in MODES {
+        for kind in [Instantiate::Plain, Instantiate::AutoFree] {
+            let record = || {
+                other.capture(mode, |capture| {
+                    drop(capture.alloc::<u8>(1000)?);
+                    Ok(())
+                })
+            };
+            let (before, ()) = record()?;
+            let before = before.instantiate(kind).map_err(|failed| failed.error)?;
+            let (graph, ()) = record()?;
+            let (_, exec) = stream
+                .capture(mode, |capture| {
+                    let exec = graph.instantiate(kind);
+                    let ended = thread::scope(|scope| scope.spawn(|| drop(before)).join());
+                    assert!(ended.is_ok());
+                    drop(capture.alloc::<u8>(1000)?);
+                    Ok(exec)
+                })
+                .with_context(|| format!("{kind:?}, {mode:?}: the capture is lost"))?;
+            exec.map_err(|failed| failed.error)?.launch(&other)?;
+            other.synchronize()?;
+        }
+    }
+    Ok(())
+}
+
+/// Its arena takes memory of the pool below in a stream that is not captured.
+#[apply(case_alone)]
+fn a_capture_pool_grows_over_any_resource(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
+    let below = [
+        Resource::from(env.pool()?),
+        Resource::new(DirectResource::new(device)),
+    ];
+    for below in below {
+        for mode in [CaptureMode::Global, CaptureMode::ThreadLocal] {
+            let pool = Arena::over(below.clone()).capture_pool()?;
+            ensure!(pool.held_bytes() == 0, "{}", pool.held_bytes());
+            stream
+                .capture(mode, |capture| {
+                    drop(capture.alloc_from::<u8>(&pool, 1000)?);
+                    Ok(())
+                })
+                .with_context(|| format!("{below:?}, {mode:?}: the capture is lost"))?;
+            ensure!(pool.held_bytes() > 0, "it did not grow");
+        }
+    }
+    Ok(())
+}
