@@ -169,17 +169,18 @@ pub(crate) fn is_capturing() -> bool {
 /// in every mode (R110).
 #[inline]
 pub(crate) fn captures_in(table: &Table, context: CUcontext) -> bool {
-    any() && is_captured_in(table, context)
+    any() && is_captured_in(table, context, |_| true)
 }
 
 #[cold]
-fn is_captured_in(table: &Table, context: CUcontext) -> bool {
+fn is_captured_in(table: &Table, context: CUcontext, which: impl Fn(&Recorded) -> bool) -> bool {
     let (table, context) = (std::ptr::from_ref(table).addr(), context.addr());
     // In a fork there may be no thread left to unlock the list; there the driver is not called anyway.
     !report::is_forked()
         && streams()
             .iter()
-            .any(|other| other.recorded.table == table && other.context == context)
+            .filter(|other| other.recorded.table == table && other.context == context)
+            .any(|other| which(&other.recorded))
 }
 
 /// An error if this crate captures the stream now. A capture may begin right afterwards: work that must stay out of it
@@ -204,6 +205,24 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// An error if this crate captures a per-thread default stream of this context.
+#[inline]
+pub(crate) fn refuse_legacy(table: &Table, context: CUcontext) -> Result<()> {
+    if any() && captures_per_thread(table, context) {
+        return Err(Error::capturing(
+            "a thread records its default stream into a graph, and work in the legacy default stream would spoil \
+             that; use another stream"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+#[cold]
+fn captures_per_thread(table: &Table, context: CUcontext) -> bool {
+    is_captured_in(table, context, |recorded| recorded.thread.is_some())
 }
 
 #[cold]

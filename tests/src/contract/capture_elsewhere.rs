@@ -149,6 +149,39 @@ fn a_graph_is_instantiated_and_dropped_beside_a_capture(env: &Environment) -> Re
     Ok(())
 }
 
+/// The driver would let it wait for the other stream.
+#[apply(case_alone)]
+fn the_legacy_stream_is_refused_beside_a_capture_of_a_per_thread_stream(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, pool) = (env.context()?, env.pool()?);
+    let (own, legacy) = (context.per_thread_stream(), context.legacy_stream());
+    let mut buffer = pool.alloc::<u8>(&legacy, 1000)?;
+    for mode in MODES {
+        let dropped = pool.alloc::<u8>(&legacy, 1000)?;
+        let (_, refused) = own
+            .capture(mode, |capture| {
+                let answers = [
+                    buffer.fill(1),
+                    legacy.synchronize(),
+                    legacy.is_done().map(drop),
+                    pool.alloc::<u8>(&legacy, 1000).map(drop),
+                ];
+                drop(dropped);
+                drop(capture.alloc::<u8>(1000)?);
+                Ok(answers.map(|answer| answer.map_err(|error| error.kind())))
+            })
+            .with_context(|| format!("{mode:?}: the capture is lost"))?;
+        ensure!(refused == [Err(ErrorKind::Capturing); 4], "{refused:?}");
+    }
+    buffer.fill(2)?;
+    ensure!(buffer.to_vec()? == [2; 1000]);
+    buffer.free_sync()?;
+    ensure!(pool.stats()?.used.current == 0, "{}", pool.stats()?);
+    Ok(())
+}
+
 /// Its arena takes memory of the pool below in a stream that is not captured.
 #[apply(case_alone)]
 fn a_capture_pool_grows_over_any_resource(env: &Environment) -> Result<()> {

@@ -21,9 +21,9 @@ use crate::stream::{deferred, recording};
 /// What the driver refuses *other code* while a stream is captured. A refused call also invalidates the capture.
 ///
 /// Whatever the mode, no call of this crate invalidates a capture of this crate that has begun before: it passes, or it
-/// is refused with [`Capturing`](crate::ErrorKind::Capturing), as is all use of the captured stream, and a wait for its
-/// whole context. One exception: while a thread captures its [per-thread stream](crate::Context::per_thread_stream), work
-/// in the legacy default stream of the context invalidates the capture.
+/// is refused with [`Capturing`](crate::ErrorKind::Capturing), as is all use of the captured stream, a wait for its whole
+/// context, and use of the legacy default stream while a thread captures its
+/// [per-thread stream](crate::Context::per_thread_stream).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CaptureMode {

@@ -15,7 +15,7 @@
 use std::marker::PhantomData;
 use std::thread::ThreadId;
 
-use cuda_driver_sys::{CUgraph, CUstreamCaptureMode};
+use cuda_driver_sys::{CU_STREAM_LEGACY, CUgraph, CUstreamCaptureMode};
 
 use super::{StreamRef, is_default};
 use crate::base::error::{Error, Result};
@@ -116,7 +116,19 @@ impl<'a> StreamRef<'a> {
 
     #[inline]
     fn exclusion(&self) -> Result<CaptureExclusion> {
-        recording::exclude_captures(self.table(), self.raw)
+        let exclusion = recording::exclude_captures(self.table(), self.raw)?;
+        self.refuse_implicit()?;
+        Ok(exclusion)
+    }
+
+    /// Work in the legacy default stream waits for the per-thread default streams of its context, and would invalidate
+    /// their captures (R193).
+    #[inline]
+    fn refuse_implicit(&self) -> Result<()> {
+        if self.raw == CU_STREAM_LEGACY {
+            return recording::refuse_legacy(self.table(), self.context.as_raw());
+        }
+        Ok(())
     }
 
     /// For work that belongs to no capture.
@@ -191,7 +203,8 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn refuse_recorded(&self) -> Result<()> {
         // The table is a few loads away.
         if recording::any() {
-            return recording::refuse(self.table(), self.raw);
+            recording::refuse(self.table(), self.raw)?;
+            return self.refuse_implicit();
         }
         Ok(())
     }
