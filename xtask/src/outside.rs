@@ -115,6 +115,7 @@ fn script(folder: &Path, target: &Path, arguments: &[&Path]) -> Result<String> {
     let mut command = Command::new("sh");
     command.arg("run.sh").args(arguments).current_dir(folder);
     command.env("CARGO_TARGET_DIR", target);
+    command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     workspace::output(&mut command)
 }
 
