@@ -51,6 +51,7 @@
 //! | [`placement`] | where memory should be; visible devices; NVML |
 //! | [`cpu_mapping`] | device memory that the processor reads and writes |
 //! | [`kernel`] | device code |
+//! | [`collective`] | NCCL |
 //! | [`ledger`] | live objects, with their size and origin |
 //! | [`base`] | errors, including those of destructors |
 //!
