@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::mem::forget;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +14,7 @@ use super::tlsf::{Joins, Tlsf};
 use super::{Arena, GRANULE, UNIT, units};
 use crate::base::error::{Bytes, Error, Result};
 use crate::base::lock::Lock;
+use crate::base::report;
 use crate::interop::graph::{AnyBuffer, Capture, GraphBuffer};
 use crate::memory::buffer::{DeviceBuffer, bytes_of};
 use crate::memory::resource::Resource;
@@ -171,6 +173,18 @@ impl CapturePool {
     pub fn live_bytes(&self) -> u64 {
         let state = self.0.state();
         state.held() - (state.shared.free_units() + state.single.free_units()) * UNIT
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Another thread of the parent may have been changing it.
+        if report::is_forked() {
+            let state = self.state.get_mut();
+            forget(std::mem::take(
+                state.unwrap_or_else(PoisonError::into_inner),
+            ));
+        }
     }
 }
 

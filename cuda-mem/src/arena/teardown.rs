@@ -1,10 +1,11 @@
 //! The teardown of an arena.
 
+use std::mem::forget;
 use std::sync::Arc;
 
-use super::Inner;
 use super::backing::Backing;
 use super::stream_progress::StreamProgress;
+use super::{Central, Inner};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::report;
 use crate::ledger;
@@ -50,12 +51,17 @@ impl Deferred for EndedArena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a fork it belongs to the parent. A cache that another thread was creating cannot be dropped.
+        // In a fork it belongs to the parent. What other threads may have been changing cannot be dropped: to free what
+        // they were about to free would end the child.
         if report::is_forked() {
             if let Some(background) = self.background.get() {
                 background.forget();
             }
-            std::mem::forget(std::mem::take(&mut self.caches));
+            forget(std::mem::take(&mut self.caches));
+            forget(std::mem::replace(&mut self.central, Central::new()));
+            forget(std::mem::take(&mut self.pins));
+            forget(Arc::clone(&self.slow_path));
+            forget(Arc::clone(&self.backing));
             return;
         }
         if let Some(background) = self.background.get() {

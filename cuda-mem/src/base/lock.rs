@@ -2,10 +2,12 @@
 //!
 //! A fork has only the thread that called `fork`. If another thread of the parent held a lock at that moment, no
 //! thread of the child can release it, and the state it guards may be half changed. So these locks check
-//! [`report::is_forked`] first, and fail in a fork.
+//! [`report::is_forked`] first, and fail in a fork. A value that was being changed there is not dropped either: to free
+//! what another thread was about to free would end the child.
 //!
 //! A panic of a thread that holds a lock does not poison it.
 
+use std::mem::ManuallyDrop;
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
@@ -19,11 +21,11 @@ use crate::base::report;
 
 /// A mutex.
 #[derive(Debug, Default)]
-pub(crate) struct Lock<T>(Mutex<T>);
+pub(crate) struct Lock<T>(ManuallyDrop<Mutex<T>>);
 
 impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(Mutex::new(value))
+        Self(ManuallyDrop::new(Mutex::new(value)))
     }
 
     /// Waits for the lock. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
@@ -46,6 +48,17 @@ impl<T> Lock<T> {
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Lock<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if report::is_forked() && matches!(self.0.try_lock(), Err(TryLockError::WouldBlock)) {
+            return;
+        }
+        // SAFETY: it is dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }
 
@@ -195,6 +208,40 @@ mod tests {
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!((waited, status), (child, 0));
         assert_eq!((*held.0, *held.1, *held.2), (1, 2, 3));
+    }
+
+    /// A value that is dropped in a fork: it is a mistake there.
+    struct NotInAFork;
+
+    impl Drop for NotInAFork {
+        fn drop(&mut self) {
+            if report::is_forked() {
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(1) };
+            }
+        }
+    }
+
+    #[test]
+    fn a_fork_does_not_drop_what_was_being_changed() {
+        report::watch_forks();
+        let lock = ManuallyDrop::new(Lock::new(NotInAFork));
+        let held = lock.lock().expect("not a fork");
+        // SAFETY: the child only drops the lock and ends with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the child uses neither the lock nor the guard afterwards.
+            drop(unsafe { std::ptr::read(&raw const *lock) });
+            // SAFETY: ends the child without running the parent's exit handlers a second time.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0, "fork failed");
+        let mut status = 0;
+        // SAFETY: `status` is valid for a write, and the child is ours.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        drop(held);
+        drop(ManuallyDrop::into_inner(lock));
     }
 
     #[test]

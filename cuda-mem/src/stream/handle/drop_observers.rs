@@ -1,9 +1,10 @@
 //! Notes that resources keep about a stream, and how they learn of its end.
 
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
 
 use super::Stream;
+use crate::base::lock::Lock;
 
 /// Keeps something for a stream that has to go when the stream goes.
 pub(crate) trait DropObserver: Send + Sync {
@@ -19,7 +20,7 @@ pub(super) struct DropObservers {
     /// Never reused for another stream of this process.
     pub(super) number: u64,
     slots: [AtomicU64; SLOTS],
-    list: Mutex<Vec<Weak<dyn DropObserver>>>,
+    list: Lock<Vec<Weak<dyn DropObserver>>>,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -29,21 +30,24 @@ impl Default for DropObservers {
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             slots: Default::default(),
-            list: Mutex::default(),
+            list: Lock::default(),
         }
     }
 }
 
 impl DropObservers {
     pub(super) fn any(&self) -> bool {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter()
-            .any(|drop_observer| drop_observer.strong_count() > 0)
+        self.list.lock_unless_forked().is_some_and(|list| {
+            list.iter()
+                .any(|drop_observer| drop_observer.strong_count() > 0)
+        })
     }
 
     pub(super) fn tell(&self) {
-        let list = std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner));
-        for drop_observer in list {
+        let list = self.list.lock_unless_forked();
+        // The lock is free again when they are told.
+        let list = list.map(|mut list| std::mem::take(&mut *list));
+        for drop_observer in list.into_iter().flatten() {
             if let Some(drop_observer) = drop_observer.upgrade() {
                 drop_observer.stream_ends(self.number);
             }
@@ -66,13 +70,9 @@ impl Stream {
 
     /// Registers an observer of the stream's end.
     pub(crate) fn follow(&self, drop_observer: Weak<dyn DropObserver>) {
-        let mut list = self
-            .0
-            .drop_observers
-            .list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        list.retain(|other| other.strong_count() > 0);
-        list.push(drop_observer);
+        if let Some(mut list) = self.0.drop_observers.list.lock_unless_forked() {
+            list.retain(|other| other.strong_count() > 0);
+            list.push(drop_observer);
+        }
     }
 }
