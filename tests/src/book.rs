@@ -9,6 +9,7 @@ macro_rules! pages {
 pages! {
     Arena "../../docs/src/arena.md"
     Collectives "../../docs/src/collectives.md"
+    CpuMappings "../../docs/src/cpu-mappings.md"
     Devices "../../docs/src/devices.md"
     Fallback "../../docs/src/fallback.md"
     FromCudarc "../../docs/src/from-cudarc.md"
@@ -35,5 +36,4 @@ pages! {
     Troubleshooting "../../docs/src/troubleshooting.md"
     VirtualMemory "../../docs/src/virtual-memory.md"
     Visibility "../../docs/src/visibility.md"
-    Windows "../../docs/src/windows.md"
 }
