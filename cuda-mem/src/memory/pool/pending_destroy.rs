@@ -127,7 +127,7 @@ impl PendingDestroy {
         if !self.has_stepped_down {
             let unset = || default::unset_current(self.driver, self.place, self.raw);
             match recording::with_relaxed_capture_mode(self.driver.table(), unset) {
-                // The driver refuses the change while a stream is captured; the next try makes it.
+                // As in `is_idle`.
                 Err(error) if error.kind() == ErrorKind::Capturing => return Ok(false),
                 unset => unset?,
             }
@@ -167,7 +167,7 @@ pub(super) unsafe fn is_idle(driver: Driver, pool: CUmemoryPool) -> Result<bool>
     };
     // Not only beside captures of this crate: one of another thread or of other code may go on unknown.
     match recording::with_relaxed_capture_mode(table, ask) {
-        // The stream is being captured, and queries are impossible meanwhile.
+        // The thread could not be set to relaxed mode; the next try may succeed.
         Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
         quiet => quiet,
     }

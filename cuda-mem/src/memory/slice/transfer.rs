@@ -36,16 +36,12 @@ impl<T: Pod> Span<'_, T> {
     /// the stream cannot be waited for at all, this waits for the whole context: a copy must not outlive the
     /// borrow. If that fails too, the context is lost, and its copies with it.
     fn finish(&self) -> Result<()> {
-        let with_relaxed_capture_mode =
-            || recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize());
-        let waited = if recording::any() {
-            with_relaxed_capture_mode()
-        } else {
-            match self.stream.synchronize() {
-                // Another stream's capture.
-                Err(error) if error.kind() == ErrorKind::Capturing => with_relaxed_capture_mode(),
-                waited => waited,
+        let waited = match self.stream.synchronize() {
+            // Another stream's capture, by other code.
+            Err(error) if error.kind() == ErrorKind::Capturing => {
+                recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize())
             }
+            waited => waited,
         };
         waited.inspect_err(|_| {
             // The first error is the one to report.
