@@ -1,7 +1,6 @@
 //! What a program does elsewhere while it captures a stream. The modes forbid things to the whole process, so these
 //! bodies run alone.
 
-use std::convert::identity;
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -19,6 +18,10 @@ struct Elsewhere {
     stream: Stream,
     /// Recorded in the stream.
     event: Event,
+}
+
+pub(super) fn by_another_thread<T: Send>(call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| scope.spawn(call).join()).map_err(|_| anyhow!("it panicked"))?
 }
 
 type Call = fn(&Environment, &Elsewhere) -> Result<()>;
@@ -83,12 +86,9 @@ fn what_is_done_elsewhere_spoils_no_capture(env: &Environment) -> Result<()> {
             let (_, (here, there)) = stream
                 .capture(mode, |capture| {
                     let here = call(env, &elsewhere);
-                    let there = thread::scope(|scope| {
-                        let thread = scope.spawn(|| call(env, &elsewhere));
-                        thread.join().map_err(|_| anyhow!("it panicked"))
-                    });
+                    let there = by_another_thread(|| call(env, &elsewhere));
                     drop(capture.alloc::<u8>(1000)?);
-                    Ok((here, there.and_then(identity)))
+                    Ok((here, there))
                 })
                 .with_context(|| format!("{name}, {mode:?}: the capture is lost"))?;
             here.with_context(|| format!("{name}, {mode:?}"))?;

@@ -1,11 +1,11 @@
 //! Pools beside captures, which forbid things to the whole process, so these bodies run alone.
 
-use std::convert::identity;
 use std::thread;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::ReleaseThreshold;
 
+use super::capture_elsewhere::by_another_thread;
 use super::graph::MODES;
 use crate::environment::Environment;
 
@@ -58,12 +58,9 @@ fn a_pool_is_built_beside_a_capture(env: &Environment) -> Result<()> {
             .capture(mode, |capture| {
                 // Such a pool is never a reused one.
                 let here = env.shareable_pool();
-                let elsewhere = thread::scope(|scope| {
-                    let thread = scope.spawn(|| env.shareable_pool());
-                    thread.join().map_err(|_| anyhow!("a thread panicked"))
-                });
+                let elsewhere = by_another_thread(|| env.shareable_pool());
                 drop(capture.alloc::<u8>(1000)?);
-                Ok([here, elsewhere.and_then(identity)])
+                Ok([here, elsewhere])
             })
             .with_context(|| format!("{mode:?}: the capture is lost"))?;
         for pool in pools {
