@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{self, Seek as _, Write as _};
 use std::process::{Command, ExitCode, ExitStatus};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -306,19 +306,8 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
     })
 }
 
-/// Set by bodies whose calls depend on the timing of threads.
-static IS_BY_CHANCE: AtomicBool = AtomicBool::new(false);
-
-/// For a body whose calls depend on the timing of threads: it does not count as a test of a function.
-pub(crate) fn calls_by_chance() {
-    IS_BY_CHANCE.store(true, Ordering::Relaxed);
-}
-
 /// Adds a line to `file`: the test, and every driver function that this process has called.
 fn write_calls(env: &Environment, name: &str, file: &OsStr) -> Result<()> {
-    if IS_BY_CHANCE.load(Ordering::Relaxed) {
-        return Ok(());
-    }
     let control = env.control()?;
     let mut line = format!("{name}:");
     for symbol in &cuda_mem::sys::SYMBOLS {

@@ -80,7 +80,6 @@ fn access_is_taken_unchecked_where_the_caller_knows(env: &Environment) -> Result
 /// What it gets it can use; else it gets nothing, by an error of ours.
 #[apply(case_of_two)]
 fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<()> {
-    crate::run::calls_by_chance();
     const ROUNDS: usize = 200;
     let _calm = env.shared();
     let Pair {

@@ -184,7 +184,6 @@ fn a_producer_hands_over_to_a_consumer(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn many_threads_share_a_resource(env: &Environment) -> Result<()> {
-    crate::run::calls_by_chance();
     for_each(env, |_, resource| {
         thread::scope(|scope| {
             let work = |value: u8| {

@@ -209,7 +209,6 @@ fn a_statistic_never_exceeds_a_limit(env: &Environment) -> Result<()> {
 /// The same of threads that nobody stops.
 #[apply(case)]
 fn statistics_of_many_threads_never_exceed_a_limit(env: &Environment) -> Result<()> {
-    crate::run::calls_by_chance();
     use Layer::{Limit, Statistics, Tracking};
 
     let stack = Stack::new(env, &[Statistics, Tracking, Limit, Statistics, Tracking])?;

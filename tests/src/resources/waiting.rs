@@ -56,7 +56,6 @@ fn require_out_of_memory<T>(answer: cuda_mem::Result<T>) -> Result<Error> {
 
 #[apply(case)]
 fn four_threads_share_a_limit(env: &Environment) -> Result<()> {
-    crate::run::calls_by_chance();
     let (limited, resource) = limited(env, LONG)?;
     let counted = Arc::new(StatisticsAdaptor::new(resource));
     let resource = Resource::from(counted.clone());
