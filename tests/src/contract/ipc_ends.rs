@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::ErrorKind;
-use cuda_mem::interop::{Channel, Listener, Peers};
+use cuda_mem::base::drop_counts;
+use cuda_mem::interop::{CaptureMode, Channel, ImportedPool, Listener, Peers};
 
+use super::graph::MODES;
 use super::ipc::receive;
 use crate::environment::{Environment, Skip};
 use crate::forks::ends_well;
@@ -217,7 +219,7 @@ fn an_event_outlives_the_process_that_recorded_it(env: &Environment) -> Result<(
 fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
     let (pool, context) = (env.shareable_pool()?, env.context()?);
     let (stream, event) = (context.stream()?, context.interprocess_event()?);
-    let imported = cuda_mem::interop::ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
+    let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
     let shared = buffer.export()?;
     // SAFETY: one stream orders everything; the buffer lives longer.
@@ -230,7 +232,7 @@ fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
             && buffer.export().is_err_and(refused)
             && event.export().is_err_and(refused);
         drop((view, imported, event));
-        let counts = cuda_mem::base::drop_counts();
+        let counts = drop_counts();
         // The view and the event; the view's owner is not dropped, and has the pool.
         let fine = fine && counts.failures == 0 && counts.after_fork == 2;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
@@ -373,5 +375,49 @@ fn a_process_of_another_user_is_turned_away(_: &Environment) -> Result<()> {
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotPermitted));
     let end = allowed?.receive();
     ensure!(end.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
+    Ok(())
+}
+
+/// Captures forbid things to the whole process.
+#[apply(case_alone)]
+fn an_imported_pool_ends_beside_a_capture(env: &Environment) -> Result<()> {
+    let (pool, context) = (env.shareable_pool()?, env.context()?);
+    let (stream, captured) = (context.stream()?, context.stream()?);
+    let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
+    for mode in MODES {
+        let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
+        // SAFETY: one stream orders everything; the buffer lives longer.
+        let view = unsafe { imported.import::<u32>(&stream, &buffer.export()?) }?;
+        let (_, waiting) = captured
+            .capture(mode, |capture| {
+                drop((view, imported));
+                stream.synchronize()?;
+                drop(capture.alloc::<u8>(1000)?);
+                Ok(drop_counts().waiting)
+            })
+            .with_context(|| format!("{mode:?}: the capture is lost"))?;
+        ensure!(waiting == 0, "{mode:?}: {waiting} releases wait");
+    }
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn an_imported_pool_waits_for_a_stream_that_is_captured(env: &Environment) -> Result<()> {
+    let (pool, context) = (env.shareable_pool()?, env.context()?);
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
+    let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
+    // SAFETY: one stream orders everything; the buffer lives longer.
+    let view = unsafe { imported.import::<u32>(&stream, &buffer.export()?) }?;
+    drop(view);
+    stream.capture(CaptureMode::Global, |_| {
+        drop(imported);
+        other.synchronize()?;
+        other.synchronize()?;
+        Ok(())
+    })?;
+    ensure!(drop_counts().failures == 0, "{:?}", drop_counts());
+    stream.synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
-use crate::base::error::Result;
+use crate::base::error::{ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::memory::pool;
@@ -127,12 +127,16 @@ struct UnusedImport {
     has_failed: bool,
 }
 
-/// Whether a stream is done, and was observed to be done.
+/// Whether a stream is done, and was observed to be done. While it is captured, nobody can tell.
 fn see(stream: &Stream) -> Result<bool> {
-    if !stream.is_done()? {
-        return Ok(false);
+    let seen = match stream.is_done() {
+        Ok(true) => observe(stream).map(|()| true),
+        answer => answer,
+    };
+    match seen {
+        Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
+        seen => seen,
     }
-    observe(stream).map(|()| true)
 }
 
 /// Waits for a stream that was found to be done just now, because the query alone does not count as observing it (R86):
@@ -211,10 +215,6 @@ impl Deferred for UnusedImport {
     }
 
     fn try_release(&mut self) -> Outcome {
-        // Querying a stream would invalidate the capture.
-        if recording::any() {
-            return Outcome::NotYet;
-        }
         self.end().unwrap_or_else(Outcome::GivenUp)
     }
 }
@@ -296,8 +296,7 @@ pub(super) fn release_pointer(
 fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
     let mut failure = None;
     frees.retain(|free| {
-        // Querying a stream would invalidate a capture.
-        if recording::any() || !free.stream.is_done().unwrap_or(false) {
+        if !free.stream.is_done().unwrap_or(false) {
             return false;
         }
         let seen = observe(&free.stream);
