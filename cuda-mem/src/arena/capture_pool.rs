@@ -2,9 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
-use std::mem::forget;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -14,7 +13,6 @@ use super::tlsf::{Joins, Tlsf};
 use super::{Arena, GRANULE, UNIT, units};
 use crate::base::error::{Bytes, Error, Result};
 use crate::base::lock::Lock;
-use crate::base::report;
 use crate::interop::graph::{AnyBuffer, Capture, GraphBuffer};
 use crate::memory::buffer::{DeviceBuffer, bytes_of};
 use crate::memory::resource::Resource;
@@ -66,7 +64,7 @@ struct Shared {
     stream: Stream,
     /// See [`AnyBuffer::turn`].
     turn: Arc<Lock<()>>,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Default)]
@@ -107,7 +105,7 @@ impl Arena {
             arena: self.clone(),
             stream: self.stream_for_graphs()?,
             turn: Arc::default(),
-            state: Mutex::default(),
+            state: Lock::default(),
         })))
     }
 
@@ -162,41 +160,31 @@ pub(super) fn take_segment(
 }
 
 impl CapturePool {
-    /// Bytes that the pool has taken from its arena.
+    /// Bytes that the pool has taken from its arena. 0 in a forked child.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.0.state().held()
+        self.0.state().map_or(0, |state| state.held())
     }
 
-    /// Bytes in use by captures and graphs, each block rounded up to 256.
+    /// Bytes in use by captures and graphs, each block rounded up to 256. 0 in a forked child.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
-        let state = self.0.state();
-        state.held() - (state.shared.free_units() + state.single.free_units()) * UNIT
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // Another thread of the parent may have been changing it.
-        if report::is_forked() {
-            let state = self.state.get_mut();
-            forget(std::mem::take(
-                state.unwrap_or_else(PoisonError::into_inner),
-            ));
-        }
+        let live = |state: MutexGuard<'_, State>| {
+            state.held() - (state.shared.free_units() + state.single.free_units()) * UNIT
+        };
+        self.0.state().map_or(0, live)
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> Result<MutexGuard<'_, State>> {
+        self.state.lock()
     }
 
     fn allocate(&self, bytes: usize, is_alone: bool) -> Result<CUdeviceptr> {
         let size = block_units(bytes)?;
         let (found, held) = {
-            let mut state = self.state();
+            let mut state = self.state()?;
             (state.heap(is_alone).allocate(size), state.held())
         };
         if let Some(start) = found {
@@ -204,7 +192,7 @@ impl Shared {
         }
         // Not under the lock: the arena may release something that holds memory of this pool.
         let segment = take_segment(&self.arena, &self.stream, bytes as u64, held)?;
-        let mut state = self.state();
+        let mut state = self.state()?;
         let start = add_segment(state.heap(is_alone), &segment, size);
         state.segments.push(segment);
         Ok(start * UNIT)
@@ -217,7 +205,7 @@ impl AnyBuffer for CapturePool {
     }
 
     fn wait_for_pending_uses(&mut self) -> Result<()> {
-        let mut state = self.0.state();
+        let mut state = self.0.state()?;
         state
             .segments
             .iter_mut()
@@ -225,13 +213,15 @@ impl AnyBuffer for CapturePool {
     }
 
     fn require_reach_in(&self, context: &Context) -> Result<()> {
-        let state = self.0.state();
+        let state = self.0.state()?;
         let mut segments = state.segments.iter();
         segments.try_for_each(|segment| segment.require_reach_in(context))
     }
 
     fn owe(&self, stream: &Stream) {
-        let state = self.0.state();
+        let Ok(state) = self.0.state() else {
+            return;
+        };
         state
             .segments
             .iter()
@@ -259,7 +249,10 @@ impl AnyBuffer for CapturePool {
     }
 
     fn take_back(&self, address: CUdeviceptr) {
-        let (mut state, start) = (self.0.state(), address / UNIT);
+        let Ok(mut state) = self.0.state() else {
+            return;
+        };
+        let start = address / UNIT;
         if state.shared.free(start, LastUse::FREE).is_none() {
             state.single.free(start, LastUse::FREE);
         }

@@ -1,12 +1,13 @@
 //! Code that belongs to no context until it is used in one.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cuda_driver_sys::{CUlibrary, CudaVersion};
 
 use super::{Function, Image, LoadingMode, c_name, not_found};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::lock::Lock;
 use crate::base::report;
 use crate::driver::Driver;
 use crate::driver::device::Device;
@@ -42,9 +43,9 @@ struct Loaded {
     driver: Driver,
     raw: CUlibrary,
     /// Where the compiler writes what is wrong. Locked while it may do so.
-    logs: Mutex<Box<raw::module::Logs>>,
+    logs: Lock<Box<raw::module::Logs>>,
     /// Where functions were taken for.
-    devices: Mutex<Vec<Device>>,
+    devices: Lock<Vec<Device>>,
 }
 
 // SAFETY: library handles may be used from any thread; the logs point to themselves, and nowhere else.
@@ -98,8 +99,8 @@ impl Driver {
         let loaded = Loaded {
             driver: *self,
             raw,
-            logs: Mutex::new(logs),
-            devices: Mutex::default(),
+            logs: Lock::new(logs),
+            devices: Lock::default(),
         };
         ledger::insert(loaded.item());
         Ok(Library(Arc::new(loaded)))
@@ -122,7 +123,7 @@ impl Library {
             format_args!("the library and the context"),
         )?;
         let text = c_name(name)?;
-        let logs = self.0.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let logs = self.0.logs.lock()?;
         let asked = |error: Error| {
             let error = match error.kind() {
                 ErrorKind::InvalidImage => logs.explain(error),
@@ -137,7 +138,7 @@ impl Library {
         let function =
             unsafe { raw::module::function_of(driver.table(), kernel) }.map_err(asked)?;
         drop(logs);
-        let mut devices = self.devices_mut();
+        let mut devices = self.0.devices.lock()?;
         if !devices.contains(&context.device()) {
             devices.push(context.device());
         }
@@ -146,17 +147,11 @@ impl Library {
     }
 
     /// The devices for which a function was requested, in that order. The library has code on no other device, nor on
-    /// one whose context has since ended.
+    /// one whose context has since ended. Empty in a forked child.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
-        self.devices_mut().clone()
-    }
-
-    fn devices_mut(&self) -> MutexGuard<'_, Vec<Device>> {
-        self.0
-            .devices
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        let devices = self.0.devices.lock_unless_forked();
+        devices.map(|devices| devices.clone()).unwrap_or_default()
     }
 
     /// The driver's handle. Valid as long as this library or a clone lives.
