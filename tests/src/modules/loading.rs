@@ -1,12 +1,17 @@
 //! What can be loaded, and where it is then.
 
-use anyhow::{Context as _, Result, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::ErrorKind;
 use cuda_mem::kernel::{Image, Launch};
 use cuda_mem::sys::CUjitInputType;
 
 use super::{PTX, kernel, load};
 use crate::environment::Environment;
+use crate::forks;
 
 #[apply(case)]
 fn code_that_does_not_compile_says_why(env: &Environment) -> Result<()> {
@@ -274,4 +279,34 @@ fn nothing_of_this_needs_or_leaves_a_current_context(env: &Environment) -> Resul
     ensure!(current()? == 0, "unloading left a context");
     ensure!(words.to_vec()? == [1; 10]);
     Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks. Another one is asking the compiler nearly all the time.
+#[apply(case_alone)]
+fn a_fork_does_not_wait_for_a_thread_that_takes_functions(env: &Environment) -> Result<()> {
+    env.need(12, 0)?;
+    let (library, context) = (env.driver.load_library(&Image::ptx(PTX)?)?, env.context()?);
+    library.function("fill", &context)?;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let takes = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                library.function("fill", &context)?;
+            }
+            Ok::<(), cuda_mem::Error>(())
+        });
+        let forked = (0..20).try_for_each(|_| {
+            // SAFETY: the child asks for what is refused there, and ends.
+            let child = unsafe { forks::fork() }?;
+            if child == 0 {
+                let answer = library.function("fill", &context);
+                let refused = answer.is_err_and(|error| error.kind() == ErrorKind::Forked);
+                forks::end_child(refused && library.devices().is_empty());
+            }
+            forks::ends_within(child, Duration::from_secs(20))
+        });
+        is_over.store(true, Ordering::Relaxed);
+        takes.join().map_err(|_| anyhow!("a thread panicked"))??;
+        forked
+    })
 }
