@@ -10,6 +10,7 @@ use cuda_mem::interop::Channel;
 use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use crate::environment::Environment;
+use crate::hold::hold;
 
 #[apply(case)]
 fn word_of_one_buffer_is_not_taken_for_that_of_another(env: &Environment) -> Result<()> {
@@ -103,15 +104,149 @@ fn several_threads_wait_and_the_channel_is_closed(env: &Environment) -> Result<(
         let (ended, answer) = ends.recv_timeout(LIMIT).context("no wait ended")?;
         ensure!(ended == 2);
         answer?;
-        // The rest is freed before the owner frees it, as the driver wants it.
-        drop(received);
         drop(there);
         for _ in 0..3 {
             let (_, answer) = ends.recv_timeout(LIMIT).context("a wait goes on")?;
             ensure!(answer.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
         }
+        // The rest is freed before the owner frees it, as the driver wants it.
+        drop(received);
         Ok(())
     })
+}
+
+#[apply(case)]
+fn a_buffer_that_is_dropped_is_given_back(env: &Environment) -> Result<()> {
+    four_threads_wait(env, |_there, mut received, ends| {
+        for index in [2, 0, 3, 1] {
+            drop(received[index].take());
+            let end = ends.recv_timeout(LIMIT);
+            let (ended, answer) = end.context("a wait did not end with its buffer")?;
+            ensure!(ended == index, "{index} was dropped, and {ended} ended");
+            answer?;
+        }
+        Ok(())
+    })
+}
+
+fn has_message(channel: &Channel) -> bool {
+    let mut parts = [libc::pollfd {
+        fd: channel.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    // SAFETY: one entry is there, and the descriptor is open.
+    unsafe { libc::poll(parts.as_mut_ptr(), 1, 0) == 1 }
+}
+
+#[apply(case)]
+fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&env.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    let other = env.stream()?;
+    let lent = here.lend(&mut buffer)?;
+    // SAFETY: the owner's stream does nothing meanwhile, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &other) }?;
+    let held = hold(&other)?;
+    drop(view);
+    ensure!(!has_message(&here), "work may still use it");
+    drop(held);
+    for _ in 0..8 {
+        other.synchronize()?; // it looks at what waits, but not each time
+    }
+    ensure!(has_message(&here), "the lender is not told");
+    Ok(lent.wait()?)
+}
+
+#[apply(case)]
+fn a_buffer_that_cannot_be_received_ends_the_wait(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&env.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u32; 100])?;
+    for _ in 0..2 {
+        let lent = here.lend(&mut buffer)?;
+        // SAFETY: one stream orders everything, and the buffer lives longer.
+        let received = unsafe { there.receive_buffer::<u64>(&imported, &stream) };
+        ensure!(received.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+        let (tell, end) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || tell.send(lent.wait()));
+            let end = end.recv_timeout(LIMIT);
+            if end.is_err() {
+                // The wait ends now.
+                // SAFETY: no pointers.
+                unsafe { libc::shutdown(there.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
+            }
+            let error = end.context("the wait goes on")?.err();
+            ensure!(error.is_some_and(|error| error.kind() == ErrorKind::PeerFailed));
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The numbers of two channels are the same, unless they are those of the process.
+#[apply(case)]
+fn a_buffer_is_given_back_through_its_channel_only(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
+    let (here, there) = Channel::pair()?;
+    let (_other_here, other_there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&env.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    let lent = here.lend(&mut buffer)?;
+    // SAFETY: one stream orders everything, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &stream) }?;
+    let refused = other_there.give_back(view).err();
+    let refused = refused.context("a channel took what another brought")?;
+    ensure!(refused.error.kind() == ErrorKind::InvalidValue);
+    let view = refused.object.context("the view did not come back")?;
+    there.give_back(view)?;
+    Ok(lent.wait()?)
+}
+
+/// As the runtimes of asynchronous programs make it.
+#[apply(case)]
+fn a_socket_that_does_not_wait_ends_no_loan(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&env.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(here.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    ensure!(flags == 0, "the socket still waits");
+    for is_dropped in [false, true] {
+        let lent = here.lend(&mut buffer)?;
+        // SAFETY: one stream orders everything, and the buffer lives longer.
+        let view = unsafe { there.receive_buffer::<u8>(&imported, &stream) }?;
+        let is_given = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let answer = if is_dropped {
+                    drop(lent);
+                    Ok(())
+                } else {
+                    lent.wait()
+                };
+                (answer, is_given.load(Ordering::SeqCst))
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            is_given.store(true, Ordering::SeqCst);
+            there.give_back(view)?;
+            let (answer, in_time) = waits.join().map_err(|_| anyhow::anyhow!("panicked"))?;
+            answer?;
+            ensure!(in_time, "dropped: {is_dropped}; the loan ended before");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 #[apply(case)]

@@ -4,7 +4,6 @@ use std::fmt;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -50,9 +49,7 @@ pub struct Channel {
     /// Before the socket: fields are dropped in this order.
     pub(super) open: Open,
     socket: OwnedFd,
-    /// Numbers the buffers that were sent, so that answers are matched to the right one.
-    sent: AtomicU64,
-    /// Which of them were given back.
+    /// Which of the buffers that were sent were given back.
     pub(super) returns: Returns,
 }
 
@@ -78,14 +75,8 @@ impl Channel {
         Self {
             open: Open::new(&socket),
             socket,
-            sent: AtomicU64::new(1),
             returns: Returns::default(),
         }
-    }
-
-    /// A number for a buffer to send.
-    pub(super) fn next_number(&self) -> u64 {
-        self.sent.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The maximum size of one message, in bytes.

@@ -1,16 +1,21 @@
 //! A buffer while another process uses it.
 
-use std::fmt;
+use std::time::Duration;
+use std::{fmt, thread};
 
 use bytemuck::Pod;
 
 use super::channel::Channel;
+use super::message::next_number;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::memory::buffer::DeviceBuffer;
 
+/// Between two attempts to read a socket that fails.
+const PAUSE: Duration = Duration::from_millis(10);
+
 impl Channel {
-    /// Lends a buffer to the other process until that gives it back or dies. Sends it as
+    /// Lends a buffer to the other process until that gives it back, drops it or dies. Sends it as
     /// [`send_buffer`](Self::send_buffer) does. Several buffers may be on loan at a time, and come back in any order;
     /// several threads may wait, each for one of them. Meanwhile nothing else may be received at this end.
     ///
@@ -37,10 +42,10 @@ impl Channel {
         buffer: &'a mut DeviceBuffer<T>,
     ) -> Result<ExportedBuffer<'a, T>> {
         buffer.wait_for_pending_uses()?;
-        let number = self.next_number();
+        let number = next_number();
         // Before it is sent: another waiting thread may read the answer first.
         self.returns.expect(number)?;
-        if let Err(error) = self.send_numbered(buffer, number) {
+        if let Err(error) = self.send_lent(buffer, number) {
             self.returns.forget(number);
             return Err(error);
         }
@@ -73,9 +78,10 @@ impl<T: Pod> ExportedBuffer<'_, T> {
     /// # Errors
     ///
     /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with it; work that
-    /// it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its
-    /// work or free its mapping; the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it sent another
-    /// message, which is lost; the wait continues when the guard is dropped, which is at once.
+    /// it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not import the
+    /// buffer, wait for its work or free its mapping; the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it
+    /// sent another message, which is lost, and [`System`](ErrorKind::System) if the socket fails; the wait continues when
+    /// the guard is dropped, which is at once.
     pub fn wait(mut self) -> Result<()> {
         let answer = self.channel.wait_for_return(self.number);
         let is_end =
@@ -90,12 +96,18 @@ impl<T: Pod> Drop for ExportedBuffer<'_, T> {
         if !self.is_waited_for {
             report::release("lent buffer", || {
                 loop {
-                    match self.channel.wait_for_return(self.number) {
-                        // Another message was received; the buffer is still on loan.
-                        Err(error) if error.kind() == ErrorKind::InvalidValue => {}
-                        Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
-                        answer => return answer,
+                    let Err(error) = self.channel.wait_for_return(self.number) else {
+                        return Ok(());
+                    };
+                    match error.kind() {
+                        ErrorKind::PeerGone => return Ok(()),
+                        ErrorKind::PeerFailed | ErrorKind::Forked => return Err(error),
+                        // Another message was received.
+                        ErrorKind::InvalidValue => {}
+                        // The socket failed, for want of memory for example.
+                        _ => thread::sleep(PAUSE),
                     }
+                    // The buffer is still on loan.
                 }
             });
         }

@@ -1,27 +1,28 @@
 //! Messages about memory. Each has a kind, so that unexpected messages are refused.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 
 use super::channel::Channel;
 use super::handles::{EventHandle, SharedBuffer};
 use super::pool::ImportedPool;
-use super::reply::{self, FAILED, Received};
+use super::reply::{self, FAILED, RETURNED, Received};
 use super::returns::Return;
 use super::{registry, socket, wire};
 use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::driver::device::Device;
-use crate::memory::buffer::DeviceBuffer;
+use crate::memory::buffer::{DeviceBuffer, Loan};
 use crate::memory::pool::MemoryPool;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 use crate::stream::event::Event;
 
-/// The kind of a message.
+/// The kind of a message; those of answers are in `reply`.
 const POOL: u8 = 16;
-const RETURNED: u8 = 17;
 const SENT: u8 = 18;
+const LENT: u8 = 20;
 
 impl Channel {
     /// Sends a pool, for [`receive_pool`](Self::receive_pool) at the other end.
@@ -62,23 +63,28 @@ impl Channel {
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
     /// [`send`](Self::send).
     pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
-        self.send_numbered(buffer, self.next_number())
+        self.send_numbered(SENT, buffer, next_number())
+    }
+
+    /// As [`send_buffer`](Self::send_buffer). The other end knows that this one waits for it.
+    pub(super) fn send_lent<T: Pod>(&self, buffer: &DeviceBuffer<T>, number: u64) -> Result<()> {
+        self.send_numbered(LENT, buffer, number)
     }
 
     /// The other end gives the buffer back under this number.
-    pub(super) fn send_numbered<T: Pod>(
-        &self,
-        buffer: &DeviceBuffer<T>,
-        number: u64,
-    ) -> Result<()> {
+    fn send_numbered<T: Pod>(&self, kind: u8, buffer: &DeviceBuffer<T>, number: u64) -> Result<()> {
         let shared = buffer.export()?;
         buffer.wait_for_writers()?;
         buffer.stream().synchronize()?;
         let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
-        self.send(&wire::seal(SENT, &body), &[])
+        self.send(&wire::seal(kind, &body), &[])
     }
 
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
+    ///
+    /// If the buffer was [lent](Self::lend), the other end waits for it. [`give_back`](Self::give_back) ends that wait.
+    /// Dropping the buffer does too, once a later wait or release in this process finds the work in its stream done. If a
+    /// lent buffer cannot be imported, the wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
     ///
     /// # Safety
     ///
@@ -98,17 +104,24 @@ impl Channel {
     ) -> Result<DeviceBuffer<T>> {
         let message = self.receive()?;
         let what = "a buffer";
-        let (SENT, body) = wire::open(what, &message.bytes)? else {
+        let (kind @ (SENT | LENT), body) = wire::open(what, &message.bytes)? else {
             return Err(unexpected(what));
         };
         let Some((number, shared)) = body.split_first_chunk::<8>() else {
             return Err(unexpected(what));
         };
-        let shared = SharedBuffer::from_bytes(shared)?;
-        let received = Received::new(&self.open, u64::from_le_bytes(*number));
-        // SAFETY: the caller vouches for the other process, and the sender has waited for the
-        // allocation (R55).
-        unsafe { pool.import_as(stream, &shared, Some(received)) }
+        let number = u64::from_le_bytes(*number);
+        let imported = SharedBuffer::from_bytes(shared).and_then(|shared| {
+            let received = Received::new(&self.open, number, kind == LENT);
+            // SAFETY: the caller vouches for the other process, and the sender has waited for the
+            // allocation (R55).
+            unsafe { pool.import_as(stream, &shared, received) }
+        });
+        if let (LENT, Err(error)) = (kind, &imported) {
+            // The caller gets the first failure; after a second one the channel is closed.
+            let _ = self.answer(&reply::failed(number, &error.to_string()));
+        }
+        imported
     }
 
     /// Waits until the work of a received buffer is complete, frees the buffer, and notifies the other end, which waits
@@ -120,7 +133,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer was not received through a channel;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer was not received through this channel;
     /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory exists, and the other end continues to
     /// wait then; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; otherwise as the driver
     /// answers, and as [`send`](Self::send).
@@ -128,8 +141,14 @@ impl Channel {
         &self,
         mut buffer: DeviceBuffer<T>,
     ) -> Result<(), Failed<DeviceBuffer<T>>> {
-        let Some(number) = buffer.loan_number() else {
-            let text = format!("{} was not received through a channel", buffer.in_words());
+        let loan = buffer.loan();
+        let Some(Loan { number, .. }) = loan.filter(|loan| loan.channel == self.open.identity())
+        else {
+            let through = if loan.is_some() { "this" } else { "a" };
+            let text = format!(
+                "{} was not received through {through} channel",
+                buffer.in_words()
+            );
             return Err(Failed::new(Error::invalid(text), buffer));
         };
         match registry::users(buffer.as_raw()) {
@@ -150,9 +169,7 @@ impl Channel {
         }
         buffer.note_failed_return(None);
         match buffer.free_sync() {
-            Ok(()) => self
-                .answer(&wire::seal(RETURNED, &number.to_le_bytes()))
-                .map_err(Failed::lost),
+            Ok(()) => self.answer(&reply::returned(number)).map_err(Failed::lost),
             Err(failed) => {
                 let words = failed.error.to_string();
                 match &failed.object {
@@ -189,8 +206,10 @@ impl Channel {
         }
     }
 
-    /// Waits for the next message, which must be the answer to a buffer.
+    /// Waits for the next message, which must be the answer to a buffer. Also if the program has made the socket one that
+    /// does not wait: the memory is in use until the answer is here.
     fn receive_return(&self) -> Result<Return> {
+        socket::wait_for_message(self.as_fd())?;
         let message = self.receive()?;
         let what = "word that a buffer is given back";
         let (kind, body) = wire::open(what, &message.bytes)?;
@@ -238,6 +257,13 @@ impl Channel {
         // SAFETY: the caller vouches for the other process.
         context.import_event(&unsafe { EventHandle::from_bytes(&message.bytes) }?)
     }
+}
+
+/// A number for a buffer to send. No other of this process has it, so that a late answer of one loan is not taken for that
+/// of another, even where one socket is taken over by several channels in turn.
+pub(super) fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn unexpected(what: &str) -> Error {

@@ -1,5 +1,6 @@
 //! Where there are no channels, none is answered.
 
+use crate::base::error::Error;
 use crate::stream::Stream;
 
 /// A buffer that was received through a channel: there is none.
@@ -7,7 +8,11 @@ use crate::stream::Stream;
 pub(super) enum Received {}
 
 impl Received {
-    pub(super) fn end(&self, _: Option<&Stream>) {
+    pub(super) fn end(self, _: &Stream, _: Option<&Error>) {
+        match self {}
+    }
+
+    pub(super) fn abandon(&self, _: &Error) {
         match *self {}
     }
 }

@@ -12,6 +12,8 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+#[cfg(target_os = "linux")]
+use crate::memory::buffer::Loan;
 use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
 use crate::memory::pool;
 use crate::stream::Stream;
@@ -82,24 +84,26 @@ impl ImportedPool {
         shared: &SharedBuffer,
     ) -> Result<DeviceBuffer<T>> {
         // SAFETY: the caller vouches for it.
-        unsafe { self.import_as(stream, shared, None) }
+        unsafe { self.import_with(stream, &shared.token, shared.len_of::<T>()?, None) }
     }
 
-    /// As [`import`](Self::import), for a buffer that was received through a channel.
+    /// As [`import`](Self::import), for a buffer that was received through a channel. That is not answered if the import
+    /// fails.
     ///
     /// # Safety
     ///
     /// The same conditions.
+    #[cfg(target_os = "linux")]
     #[track_caller]
     pub(super) unsafe fn import_as<T: Pod>(
         &self,
         stream: &Stream,
         shared: &SharedBuffer,
-        received: Option<Received>,
+        received: Received,
     ) -> Result<DeviceBuffer<T>> {
         let len = shared.len_of::<T>()?;
         // SAFETY: the caller vouches for it.
-        unsafe { self.import_with(stream, &shared.token, len, received) }
+        unsafe { self.import_with(stream, &shared.token, len, Some(received)) }
     }
 
     /// As [`import`](Self::import), for a token without a length.
@@ -164,6 +168,8 @@ impl ImportedPool {
             // released, and that is in the order of this stream and of all others that have it.
             Ok(device) => Ok(unsafe { DeviceBuffer::kept(stream, device, address, len, mapping) }),
             Err(error) => {
+                #[cfg(target_os = "linux")]
+                mapping.note_failed_return(None);
                 report::release("imported buffer", || mapping.release(stream));
                 Err(error)
             }
@@ -220,8 +226,8 @@ impl Mapping {
 
 impl ExternalOwner for Mapping {
     #[cfg(target_os = "linux")]
-    fn loan_number(&self) -> Option<u64> {
-        self.received.as_ref().map(|received| received.number)
+    fn loan(&self) -> Option<Loan> {
+        self.received.as_ref().map(Received::loan)
     }
 
     #[cfg(target_os = "linux")]
@@ -231,18 +237,24 @@ impl ExternalOwner for Mapping {
         }
     }
 
-    fn abandon(&self) {
+    fn abandon(&self, failure: &Error) {
         if let Some(received) = &self.received {
-            received.end(None);
+            received.abandon(failure);
         }
     }
 
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
         ledger::remove(&self.item());
-        let pool = &self.pool;
-        let freed = registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream);
-        if let Some(received) = &self.received {
-            received.end(Some(stream));
+        let Self {
+            pool,
+            address,
+            received,
+            ..
+        } = *self;
+        let freed = registry::release_pointer(pool.driver(), pool.as_raw(), address, stream);
+        if let Some(received) = received {
+            let in_use = registry::in_use(address);
+            received.end(stream, freed.as_ref().err().or(in_use.as_ref().err()));
         }
         freed
     }

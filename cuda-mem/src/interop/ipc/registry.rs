@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
-use crate::base::error::{ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::memory::pool;
@@ -235,7 +235,6 @@ pub(super) fn import_pointer(
 }
 
 /// The number of views of the import at an address.
-#[cfg(target_os = "linux")]
 pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
     alone(|pools| {
         let pointers = pools
@@ -243,6 +242,14 @@ pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
             .filter_map(|entry| entry.pointers.get(&address));
         Ok(pointers.map(|pointer| pointer.users).sum())
     })
+}
+
+/// [`InUse`](ErrorKind::InUse) while there is a view of the import at an address.
+pub(super) fn in_use(address: CUdeviceptr) -> Result<()> {
+    match users(address)? {
+        0 => Ok(()),
+        users => Err(Error::in_use("the other process's memory", users)),
+    }
 }
 
 /// Removes one user of a pointer, who used it in `stream`; the last one frees it, after the others.

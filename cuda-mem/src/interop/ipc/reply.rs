@@ -1,19 +1,29 @@
-//! The answer to the sender of a buffer that could not be given back properly.
+//! The answer to the sender of a buffer.
 
+use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::net::SendFlags;
 
 use super::{socket, wire};
+use crate::base::error::{Error, ErrorKind};
 use crate::base::lock::Lock;
+use crate::memory::buffer::Loan;
 use crate::stream::Stream;
+use crate::stream::deferred::{self, Deferred, Outcome};
 
-/// The kind of the message.
+/// The kinds of the messages.
+pub(super) const RETURNED: u8 = 17;
 pub(super) const FAILED: u8 = 19;
 
 /// Error texts are cut to this number of bytes.
 const MOST_WORDS: usize = 1024;
+
+/// The message that a buffer is given back.
+pub(super) fn returned(number: u64) -> Vec<u8> {
+    wire::seal(RETURNED, &number.to_le_bytes())
+}
 
 /// The message that a buffer could not be given back.
 pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
@@ -29,6 +39,13 @@ pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
 #[derive(Clone, Debug)]
 struct Socket(Arc<Lock<Option<RawFd>>>);
 
+impl Socket {
+    /// Tells channels apart while something has the socket.
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+}
+
 /// Part of a channel, dropped before its socket is closed or handed out.
 #[derive(Debug)]
 pub(super) struct Open(Socket);
@@ -36,6 +53,13 @@ pub(super) struct Open(Socket);
 impl Open {
     pub(super) fn new(socket: &OwnedFd) -> Self {
         Self(Socket(Arc::new(Lock::new(Some(socket.as_raw_fd())))))
+    }
+}
+
+impl Open {
+    /// What [`Loan::channel`] is for buffers of this channel.
+    pub(super) fn identity(&self) -> usize {
+        self.0.identity()
     }
 }
 
@@ -48,41 +72,95 @@ impl Drop for Open {
     }
 }
 
+/// Who tells the sender of a buffer that it has ended.
+#[derive(Debug)]
+enum Answer {
+    /// What releases the buffer, if somebody waits for it.
+    Release,
+    /// The same, because giving it back has failed.
+    Failed(String),
+    /// [`Channel::give_back`](super::Channel::give_back), or it has been told.
+    Caller,
+}
+
 /// A buffer that was received through a channel: its number, and where to send the answer.
 #[derive(Debug)]
 pub(super) struct Received {
-    pub(super) number: u64,
+    number: u64,
+    /// The sender waits for an answer.
+    is_lent: bool,
     socket: Socket,
-    /// The failure of the last attempt to give it back.
-    failure: Lock<Option<String>>,
+    answer: Lock<Answer>,
 }
 
 impl Received {
-    pub(super) fn new(open: &Open, number: u64) -> Self {
+    pub(super) fn new(open: &Open, number: u64, is_lent: bool) -> Self {
         Self {
             number,
+            is_lent,
             socket: open.0.clone(),
-            failure: Lock::default(),
+            answer: Lock::new(Answer::Release),
         }
     }
 
+    pub(super) fn loan(&self) -> Loan {
+        Loan {
+            number: self.number,
+            channel: self.socket.identity(),
+        }
+    }
+
+    /// Giving the buffer back has failed for this reason, or is tried now.
     pub(super) fn set_failure(&self, failure: Option<String>) {
-        if let Some(mut last) = self.failure.lock_unless_forked() {
-            *last = failure;
+        if let Some(mut answer) = self.answer.lock_unless_forked() {
+            *answer = failure.map_or(Answer::Caller, Answer::Failed);
         }
     }
 
-    /// Called when the buffer is released. If giving it back had failed and was not tried again, the sender is
-    /// notified. `stream` has the last work.
-    pub(super) fn end(&self, stream: Option<&Stream>) {
-        let failure = self.failure.lock_unless_forked();
-        let Some(failure) = failure.and_then(|mut failure| failure.take()) else {
-            return;
+    /// The buffer is released in the order of `stream`, or is not because of `failure`. Answers a sender who would
+    /// otherwise wait for ever, once the work in the stream is done.
+    pub(super) fn end(self, stream: &Stream, failure: Option<&Error>) {
+        let failure = match self.take_answer() {
+            Answer::Caller => return,
+            Answer::Failed(words) => {
+                // If this fails too, the end of the work is unknown; the failure says so already.
+                let _ = stream.as_ref().wait_unless_captured();
+                Some(words)
+            }
+            Answer::Release if !self.is_lent => return,
+            Answer::Release => failure.map(ToString::to_string),
         };
-        if let Some(stream) = stream {
-            // If this fails too, the end of the work is unknown; the failure says so already.
-            let _ = stream.as_ref().wait_unless_captured();
+        if let Some(words) = failure {
+            return self.send(&failed(self.number, &words));
         }
+        let stream = stream.clone();
+        // It never fails.
+        let _ = deferred::release_or_defer(Box::new(PendingReturn {
+            received: self,
+            stream,
+        }));
+    }
+
+    /// The buffer is not released, because of `failure`, and never will be.
+    pub(super) fn abandon(&self, failure: &Error) {
+        let words = match self.take_answer() {
+            Answer::Caller => return,
+            Answer::Failed(words) => words,
+            Answer::Release if !self.is_lent => return,
+            Answer::Release => failure.to_string(),
+        };
+        self.send(&failed(self.number, &words));
+    }
+
+    fn take_answer(&self) -> Answer {
+        match self.answer.lock_unless_forked() {
+            Some(mut answer) => mem::replace(&mut *answer, Answer::Caller),
+            None => Answer::Caller,
+        }
+    }
+
+    /// Does not wait for the sender to read, because this may be a destructor.
+    fn send(&self, message: &[u8]) {
         let Some(open) = self.socket.0.lock_unless_forked() else {
             return;
         };
@@ -91,10 +169,31 @@ impl Received {
         };
         // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
         let there = unsafe { BorrowedFd::borrow_raw(number) };
-        // This may be a destructor, which must not wait for the sender to read.
-        let flags = SendFlags::DONTWAIT;
-        if socket::send(there, &failed(self.number, &failure), &[], flags).is_err() {
+        if socket::send(there, message, &[], SendFlags::DONTWAIT).is_err() {
             socket::shut_down(there);
         }
+    }
+}
+
+/// A buffer that was freed in the order of a stream, and whose sender is told when that is done.
+struct PendingReturn {
+    received: Received,
+    stream: Stream,
+}
+
+impl Deferred for PendingReturn {
+    fn name(&self) -> &'static str {
+        "received buffer"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        let message = match self.stream.as_ref().is_done_unless_captured() {
+            Ok(true) => returned(self.received.number),
+            Ok(false) => return Outcome::NotYet,
+            Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
+            Err(error) => failed(self.received.number, &error.to_string()),
+        };
+        self.received.send(&message);
+        Outcome::Done
     }
 }

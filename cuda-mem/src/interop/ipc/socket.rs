@@ -4,6 +4,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 
@@ -48,6 +49,14 @@ pub(super) fn send(
         Errno::PIPE | Errno::CONNRESET => gone(),
         error => system("sending to another process", error),
     })?;
+    Ok(())
+}
+
+/// Waits until there is a message, or the other end is closed.
+pub(super) fn wait_for_message(socket: BorrowedFd<'_>) -> Result<()> {
+    let mut parts = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    let waited = retry_on_intr(|| rustix::event::poll(&mut parts, None));
+    waited.map_err(|error| system("waiting for another process", error))?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use crate::base::error::{Error, Result};
 const MAGIC: [u8; 3] = *b"cum";
 
 /// Changes with the meaning of the bytes.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const SUM: usize = 8;
 

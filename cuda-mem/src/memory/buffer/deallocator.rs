@@ -28,6 +28,16 @@ pub(super) enum Deallocator {
     External(Box<dyn ExternalOwner>),
 }
 
+/// What another process has lent to this one.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loan {
+    /// Identifies the loan in its channel.
+    pub(crate) number: u64,
+    /// Identifies the channel.
+    pub(crate) channel: usize,
+}
+
 /// Owns memory that a buffer must not free itself, such as memory of another process.
 pub(crate) trait ExternalOwner: Send + Sync {
     /// Waits for the stream, if the release cannot be stream-ordered. Returns whether it waited: if so, the owner
@@ -40,18 +50,19 @@ pub(crate) trait ExternalOwner: Send + Sync {
     /// already submitted may still use it.
     fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
 
-    /// The number that identifies the loan to another process, if this is one.
+    /// The loan of another process, if this is one.
     #[cfg(target_os = "linux")]
-    fn loan_number(&self) -> Option<u64> {
+    fn loan(&self) -> Option<Loan> {
         None
     }
 
-    /// Records why returning the memory to another process failed; `None` if it is being retried.
+    /// Records why returning the memory to another process failed; `None` if it is tried now, by one who tells that
+    /// process.
     #[cfg(target_os = "linux")]
     fn note_failed_return(&self, _failure: Option<String>) {}
 
-    /// The memory cannot be released, and there will be no further attempt.
-    fn abandon(&self) {}
+    /// The memory cannot be released because of this, and there will be no further attempt.
+    fn abandon(&self, _failure: &Error) {}
 
     /// Whether host threads may read and write this many bytes at the buffer's address; `None` if that follows from
     /// the kind of memory.

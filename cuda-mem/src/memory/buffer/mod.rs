@@ -11,6 +11,8 @@ mod raw_parts;
 mod slices;
 
 pub(crate) use alloc::bytes_of;
+#[cfg(target_os = "linux")]
+pub(crate) use deallocator::Loan;
 pub(crate) use deallocator::{ExternalOwner, give_back};
 
 use deallocator::Deallocator;
@@ -106,11 +108,11 @@ impl<T: Pod> DeviceBuffer<T> {
         self.len * size_of::<T>()
     }
 
-    /// See [`ExternalOwner::loan_number`].
+    /// See [`ExternalOwner::loan`].
     #[cfg(target_os = "linux")]
-    pub(crate) fn loan_number(&self) -> Option<u64> {
+    pub(crate) fn loan(&self) -> Option<Loan> {
         match &*self.deallocator {
-            Deallocator::External(owner) => owner.loan_number(),
+            Deallocator::External(owner) => owner.loan(),
             _ => None,
         }
     }
@@ -285,8 +287,8 @@ impl<T: Pod> DeviceBuffer<T> {
     fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
             let released = release(self).or_else(|error| self.defer_free(error));
-            if let (Err(_), Deallocator::External(owner)) = (&released, &*self.deallocator) {
-                owner.abandon();
+            if let (Err(error), Deallocator::External(owner)) = (&released, &*self.deallocator) {
+                owner.abandon(error);
             }
             released
         });
