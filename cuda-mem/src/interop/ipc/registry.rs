@@ -127,9 +127,10 @@ struct UnusedImport {
     has_failed: bool,
 }
 
-/// Whether a stream is done, and was observed to be done. While it is captured, nobody can tell.
+/// Whether a stream is done, and was observed to be done. While any code captures it, nobody can tell, and a question
+/// would invalidate the capture (R113).
 fn see(stream: &Stream) -> Result<bool> {
-    let seen = match stream.is_done() {
+    let seen = match stream.as_ref().is_done_unless_captured() {
         Ok(true) => observe(stream).map(|()| true),
         answer => answer,
     };
@@ -303,8 +304,9 @@ pub(super) fn release_pointer(
 fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
     let mut failure = None;
     frees.retain(|free| {
-        if !free.stream.is_done().unwrap_or(false) {
-            return false;
+        match free.stream.as_ref().is_done_unless_captured() {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return false,
         }
         let seen = observe(&free.stream);
         let is_seen = seen.is_ok();
