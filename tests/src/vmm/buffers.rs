@@ -104,6 +104,26 @@ fn a_buffer_grows_in_place(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Divided memory that was shrunk to one place grows there as any other.
+#[apply(case)]
+fn divided_memory_grows_again_where_it_is_left(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let memory = MappedMemory::builder(&device)
+        .striped_over([&device; 3])
+        .build(1)?;
+    let room = memory.size_bytes() as usize;
+    let mut buffer = memory.into_buffer::<u8>(&stream, 10)?;
+    buffer.as_mut_slice().fill(4)?;
+    buffer.shrink_to_fit()?;
+    let left = buffer.capacity();
+    ensure!(left == room / 3, "{left} of {room}");
+    ensure!(buffer.device() == Some(device), "{:?}", buffer.device());
+    buffer.resize_zeroed(room)?;
+    let seen = buffer.to_vec()?;
+    ensure!(seen[..10] == [4; 10] && seen[10..].iter().all(|byte| *byte == 0));
+    Ok(())
+}
+
 #[apply(case)]
 fn what_does_not_fit_is_refused_and_loses_nothing(env: &Environment) -> Result<()> {
     let stream = env.stream()?;

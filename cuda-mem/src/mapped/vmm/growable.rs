@@ -340,7 +340,12 @@ impl<T: Pod> GrowableBuffer<T> {
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         self.finish()?;
         let bytes = self.buffer.size_bytes() as u64;
-        self.own()?.memory()?.shrink_to(bytes)
+        let mut own = self.own()?;
+        let memory = own.memory()?;
+        let (shrunk, device) = (memory.shrink_to(bytes), memory.device());
+        drop(own);
+        self.buffer.set_device(device);
+        shrunk
     }
 
     /// Moves the elements to memory of another location; the address stays. Waits for the stream.

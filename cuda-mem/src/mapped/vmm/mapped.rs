@@ -302,7 +302,7 @@ impl MappedMemory {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is [reserved](MappedMemoryBuilder::reserve), and
-    /// for memory of several devices; otherwise as [`MappedMemoryBuilder::build`]. Nothing is changed then.
+    /// for memory that is in several devices; otherwise as [`MappedMemoryBuilder::build`]. Nothing is changed then.
     #[track_caller]
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         let has = self.size_bytes();
@@ -339,8 +339,24 @@ impl MappedMemory {
         {
             last.unmap()?;
             self.parts.pop();
+            self.settle_locations();
         }
         Ok(())
+    }
+
+    /// Divided memory that has lost parts may be in fewer places, and can grow once it is in one.
+    fn settle_locations(&mut self) {
+        if self.settings.locations.len() == 1 {
+            return;
+        }
+        let mut left = Vec::new();
+        for part in &self.parts {
+            let place = part.memory.location();
+            if !left.contains(&place) {
+                left.push(place);
+            }
+        }
+        self.settings.locations = left;
     }
 
     /// A buffer of `len` elements in this memory, in the order of the stream. The contents are unspecified for new
