@@ -91,7 +91,9 @@ impl ArenaBuilder {
     }
 
     /// The maximum bytes that the arena may hold. Allocating beyond that returns
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Not counted is what an arena over another resource takes for
+    /// alignment: up to 2 MiB for each block of a resource that aligns to less. A
+    /// [`LimitAdaptor`](crate::memory::LimitAdaptor) below the arena counts that too.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max = bytes;
         self
@@ -354,7 +356,7 @@ impl ArenaBuilder {
             slack: self.slack,
             growth_wait: self.growth_wait,
         };
-        let kind = Kind::Upstream(Upstream::new(upstream, self.max));
+        let kind = Kind::Upstream(Upstream::over(upstream, self.max));
         let backing = Backing::new(kind, self.recorder);
         Ok(assemble(backing, properties, self.reuse, sizes))
     }
@@ -362,7 +364,7 @@ impl ArenaBuilder {
     #[track_caller]
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
-        let kind = Kind::Upstream(Upstream::new(upstream, u64::MAX));
+        let kind = Kind::Upstream(Upstream::over(upstream, u64::MAX));
         let backing = Backing::new(kind, None);
         let sizes = Sizes {
             initial: 0,

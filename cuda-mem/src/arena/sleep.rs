@@ -4,6 +4,7 @@ use super::trim::Search;
 use super::{Arena, Inner};
 use crate::base::error::{Error, Result};
 use crate::stream::Stream;
+use crate::stream::deferred::{self, ResourceCall};
 
 /// What becomes of the contents of an arena's memory while it [sleeps](Arena::sleep).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +69,7 @@ impl Arena {
         let context = device.primary_context()?;
         context.synchronize()?;
         let slept = inner.fall_asleep(contents, &context.stream()?);
+        deferred::poll();
         inner.report_unknown_blocks();
         slept
     }
@@ -90,21 +92,29 @@ impl Arena {
             return Ok(());
         };
         let stream = device.primary_context()?.stream()?;
-        let _turn = inner.backing.growing();
-        match inner.backing.wake(&stream) {
-            // Free memory goes back first, as before any request is refused.
-            Err(error) if error.is_out_of_memory() => {
-                inner.trim(0, Search::Thorough)?;
-                inner.backing.wake(&stream)
+        let woken = {
+            let _turn = inner.backing.growing();
+            let _quiet = ResourceCall::enter();
+            match inner.backing.wake(&stream) {
+                // Free memory goes back first, as before any request is refused.
+                Err(error) if error.is_out_of_memory() => {
+                    // Its errors matter less than the original one, and the rest may suffice.
+                    let _ = inner.trim(0, Search::Thorough);
+                    inner.backing.wake(&stream)
+                }
+                woken => woken,
             }
-            woken => woken,
-        }
+        };
+        deferred::poll();
+        woken
     }
 }
 
 impl Inner {
     fn fall_asleep(&self, contents: SleepContents, stream: &Stream) -> Result<u64> {
         let _turn = self.backing.growing();
+        // The copies wait for their stream. What is released after a wait may call the program, which may call the arena.
+        let _quiet = ResourceCall::enter();
         let before = self.backing.reserved().current();
         let _unpinned = self.pins.refuse()?;
         // Memory that it cannot give back sleeps.

@@ -14,6 +14,7 @@ use crate::base::telemetry::{event, span};
 use crate::driver::device::Device;
 use crate::memory::reclaim::Reclaim;
 use crate::stream::after_wait::AfterWait;
+use crate::stream::deferred::ResourceCall;
 use crate::stream::epoch;
 
 /// Where to search for memory to give back.
@@ -77,6 +78,10 @@ impl Inner {
 impl Reclaim for Inner {
     fn reclaim(&self, device: Device) -> bool {
         if self.device != Some(device) || self.backing.reserved().current() == 0 {
+            return false;
+        }
+        // A resource of the program may want a lock that this thread holds, in its call of another resource.
+        if self.backing.may_call_out() && ResourceCall::is_running() {
             return false;
         }
         // Another thread is growing or trimming, or this arena itself is out of memory.

@@ -2,13 +2,19 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::arena::SleepContents;
+use cuda_mem::base::drop_counts;
 use cuda_mem::{
     Arena, DeviceBuffer, ErrorKind, MemoryResource as _, ReleaseThreshold, Resource, Stream,
 };
 
+use super::upstream_blocks::Trims;
 use crate::environment::Environment;
+use crate::foreign::{begin, end_well};
 
 const MIB: usize = 1 << 20;
+
+/// The mode of a capture that lets its thread do everything else.
+const RELAXED: u32 = 2;
 const SIZES: [usize; 4] = [1000, 300_000, 5 * MIB, 33 * MIB];
 
 /// Blocks of many sizes, each full of its number.
@@ -225,6 +231,29 @@ fn a_pin_keeps_its_arena(env: &Environment) -> Result<()> {
     let view = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, address, MIB, ()) };
     ensure!(view.to_vec()? == vec![9; MIB]);
     drop((view, pin));
+    Ok(())
+}
+
+/// The copies wait for their stream, and a wait releases what could not be released in a capture.
+#[apply(case_alone)]
+fn what_is_released_after_the_copies_may_use_the_arena(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::builder(&device).build()?;
+    let resource = Resource::from(arena.clone());
+    let live = blocks(&resource, &[stream.clone()])?;
+    // SAFETY: nothing uses the memory before it is woken.
+    unsafe { arena.sleep(SleepContents::Keep) }?;
+    let trims = Resource::new(Trims::new(device, &arena));
+    let view = trims.alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    drop(view);
+    end_well(&stream)?;
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    arena.wake()?;
+    check(&live)?;
+    stream.context().synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
     Ok(())
 }
 

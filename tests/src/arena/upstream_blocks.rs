@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::memory::{DirectResource, MemoryProperties};
-use cuda_mem::{Arena, MemoryResource, Resource, Stream};
+use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use super::upstream::wait_until;
 use crate::environment::Environment;
@@ -88,5 +88,133 @@ fn a_block_that_comes_as_the_last_one_goes_is_not_lost(env: &Environment) -> Res
     let stats = arena.stats();
     ensure!(live() == 0, "the arena kept {} blocks: {stats}", live());
     ensure!(stats.reserved == 0, "{stats}");
+    Ok(())
+}
+
+/// Takes blocks of a direct resource, and trims an arena before it takes one back: so does a resource that has its memory
+/// from that arena.
+#[derive(Debug)]
+pub(super) struct Trims {
+    direct: DirectResource,
+    above: Arena,
+}
+
+impl Trims {
+    pub(super) fn new(device: Device, above: &Arena) -> Self {
+        Self {
+            direct: DirectResource::new(device),
+            above: above.clone(),
+        }
+    }
+}
+
+// SAFETY: memory is the direct resource's.
+unsafe impl MemoryResource for Trims {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        self.direct.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(&self, at: u64, layout: Layout, stream: &Stream) -> cuda_mem::Result<()> {
+        self.above.trim_to(0)?;
+        // SAFETY: the caller's.
+        unsafe { self.direct.deallocate(at, layout, stream) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.direct.memory_properties()
+    }
+}
+
+/// What one arena lacks is not taken from another one while locks are held that its resource may want.
+#[apply(case_of_full_card)]
+fn an_arena_without_memory_calls_no_resource_of_the_program(env: &Environment) -> Result<()> {
+    const GIB: usize = 1 << 30;
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::builder(&device).build()?;
+    let resource = Resource::from(arena.clone());
+    let over = Arena::over(Trims::new(device, &arena));
+    drop(over.alloc::<u8>(&stream, GIB)?);
+    stream.synchronize()?;
+    let mut blocks = Vec::new();
+    let error = loop {
+        match resource.alloc::<u8>(&stream, GIB) {
+            Ok(block) => blocks.push(block),
+            Err(error) => break error,
+        }
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    ensure!(over.stats().reserved > 0, "{}", over.stats());
+    drop(blocks);
+    stream.synchronize()?;
+    over.trim_to(0)?;
+    ensure!(over.stats().reserved == 0, "{}", over.stats());
+    Ok(())
+}
+
+/// Hands out blocks that begin beside a granule, and does not take the first one back at once.
+#[derive(Debug)]
+struct Reluctant {
+    below: DirectResource,
+    refusals: AtomicU64,
+    live: AtomicU64,
+}
+
+const BESIDE: usize = 512;
+
+/// The block below, which has room for one that begins beside a granule.
+fn wider(layout: Layout) -> cuda_mem::Result<Layout> {
+    Layout::from_size_align(layout.size() + BESIDE, layout.align())
+        .map_err(|_| Error::new(ErrorKind::InvalidValue, "it is too large"))
+}
+
+// SAFETY: a block lies in one of the direct resource, behind its first bytes.
+unsafe impl MemoryResource for Reluctant {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        let address = self.below.allocate(wider(layout)?, stream)?;
+        self.live.fetch_add(1, Ordering::SeqCst);
+        Ok(address + BESIDE as u64)
+    }
+
+    unsafe fn deallocate(&self, at: u64, layout: Layout, stream: &Stream) -> cuda_mem::Result<()> {
+        let refusals = &self.refusals;
+        let update = |left: u64| left.checked_sub(1);
+        if refusals
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, update)
+            .is_ok()
+        {
+            return Err(Error::new(ErrorKind::Capturing, "not now"));
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            self.below
+                .deallocate(at - BESIDE as u64, wider(layout)?, stream)
+        }?;
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.below.memory_properties()
+    }
+}
+
+#[apply(case)]
+fn a_block_that_is_not_taken_back_at_once_is_not_lost(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let below = Arc::new(Reluctant {
+        below: DirectResource::new(env.device()?),
+        refusals: AtomicU64::new(1),
+        live: AtomicU64::new(0),
+    });
+    let (arena, stream) = (Arena::over(Arc::clone(&below)), env.stream()?);
+    let error = arena
+        .alloc::<u8>(&stream, MIB)
+        .expect_err("it does not fit");
+    ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+    drop(arena.alloc::<u8>(&stream, MIB)?);
+    stream.synchronize()?;
+    arena.trim_to(0)?;
+    let live = below.live.load(Ordering::SeqCst);
+    ensure!(live == 0, "{live} blocks are lost");
     Ok(())
 }

@@ -83,6 +83,14 @@ impl Backing {
         matches!(self.kind, Kind::Upstream(_))
     }
 
+    /// Whether giving memory back may call a resource of the program.
+    pub(super) fn may_call_out(&self) -> bool {
+        match &self.kind {
+            Kind::Vmm(_) => false,
+            Kind::Upstream(upstream) => upstream.is_foreign(),
+        }
+    }
+
     /// Gets the turn to grow or to give memory back, which one thread has at a time.
     pub(super) fn growing(&self) -> Growing<'_> {
         match &self.kind {

@@ -19,6 +19,8 @@ use crate::stream::recording;
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
     resource: Resource,
+    /// It may be the program's, and take locks of the program.
+    is_foreign: bool,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
 }
@@ -31,15 +33,31 @@ struct State {
     chunks: BTreeMap<u64, u64>,
     /// The upstream's block that a chunk lies in, by the chunk's address.
     blocks: BTreeMap<u64, (u64, Layout)>,
+    /// Blocks that are no chunks, and that the upstream did not take back when it could have.
+    refused: Vec<(u64, Layout)>,
 }
 
 impl Upstream {
+    /// Over a device's own memory.
     pub(in crate::arena) fn new(resource: Resource, max: u64) -> Self {
         Self {
             resource,
+            is_foreign: false,
             state: Mutex::default(),
             reserved: Reserved::new(max),
         }
+    }
+
+    /// Over any resource.
+    pub(in crate::arena) fn over(resource: Resource, max: u64) -> Self {
+        Self {
+            is_foreign: true,
+            ..Self::new(resource, max)
+        }
+    }
+
+    pub(super) fn is_foreign(&self) -> bool {
+        self.is_foreign
     }
 
     pub(in crate::arena) fn resource(&self) -> &Resource {
@@ -100,6 +118,7 @@ impl Upstream {
     fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
         // The resource may hold locks, so nothing must be given back to it meanwhile. None of ours is held.
         let _inside = ResourceCall::enter();
+        self.give_back_refused();
         let table = own.device().driver().table();
         let (address, layout) =
             recording::relaxed_while_capturing(table, || self.take(bytes, own))?;
@@ -115,8 +134,8 @@ impl Upstream {
             )))
         };
         if let Err(error) = ready {
-            // SAFETY: the block was just allocated there, and is unused.
-            let _ = unsafe { give_back(&*self.resource.inner, address, layout, own) };
+            // The first error matters more; the block is tried again.
+            let _ = self.give_back_unused(address, layout, own);
             return Err(error);
         }
         let mut state = self.state();
@@ -141,16 +160,43 @@ impl Upstream {
             return Ok((address, exact));
         }
         // Not aligned to a granule: ask for one granule more.
-        // SAFETY: the block was just allocated there, and is unused.
-        unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
+        self.give_back_unused(address, exact, own)?;
         let wider = layout(bytes.saturating_add(GRANULE))?;
         Ok((self.resource.allocate(wider, own)?, wider))
+    }
+
+    /// Gives back a block that was just allocated, and never used. If the upstream refuses it, it is tried again later.
+    fn give_back_unused(&self, address: u64, layout: Layout, own: &Stream) -> Result<()> {
+        // SAFETY: the block was allocated there with this layout, and is unused.
+        let given = unsafe { give_back(&*self.resource.inner, address, layout, own) };
+        if !took_effect(&given) {
+            let mut state = self.state();
+            // Also if no other block has a stream.
+            state.own.get_or_insert_with(|| own.clone());
+            state.refused.push((address, layout));
+        }
+        given
+    }
+
+    /// Tries again to give back what was refused. The caller is in no call of the upstream.
+    fn give_back_refused(&self) {
+        let (refused, own) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.refused), state.own.clone())
+        };
+        for (address, layout) in refused {
+            if let Some(own) = &own {
+                // If it fails, it is kept again.
+                let _ = self.give_back_unused(address, layout, own);
+            }
+        }
     }
 
     /// # Safety
     ///
     /// As [`Backing::release`](super::Backing::release).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        self.give_back_refused();
         // Removed from the bookkeeping before the call: the resource may hand out the same block again at once.
         let (block, own) = {
             let mut state = self.state();
@@ -168,7 +214,8 @@ impl Upstream {
             // With no block of the resource left, there is no reason to keep a context. The stream is dropped outside
             // the lock.
             let mut state = self.state();
-            let last = state.blocks.is_empty().then(|| state.own.take());
+            let is_last = state.blocks.is_empty() && state.refused.is_empty();
+            let last = is_last.then(|| state.own.take());
             drop(state);
             drop(last);
         } else {

@@ -193,11 +193,17 @@ impl State {
             return Err(Error::invalid(format!("{address:#x} is not reserved")));
         };
         let mapping = range.map(address - range.address(), memory)?;
-        // On failure, dropping the mapping unmaps it.
-        mapping.set_access(vmm.access.iter().copied())?;
-        *frontier = (*frontier).max(address + mapping.size_bytes());
-        self.chunks.insert(address, Piece::Mapped(mapping));
-        Ok(())
+        let usable = mapping.set_access(vmm.access.iter().copied());
+        let mapping = match &usable {
+            Ok(()) => Some(mapping),
+            // Not dropped: what it reports may call the arena, whose lock is held.
+            Err(_) => mapping.unmap().err().and_then(|failed| failed.object),
+        };
+        if let Some(mapping) = mapping {
+            *frontier = (*frontier).max(address + mapping.size_bytes());
+            self.chunks.insert(address, Piece::Mapped(mapping));
+        }
+        usable
     }
 
     /// Lowers the frontier if it can be, after the chunk at this address was unmapped.
@@ -350,7 +356,8 @@ impl Vmm {
         Ok(Chunk { address, bytes })
     }
 
-    /// Unmaps the pieces of a growth that failed later. No other code has seen them.
+    /// Unmaps the pieces of a growth that failed later. No other code has seen them. What cannot be unmapped stays in the
+    /// bookkeeping, so that its addresses are not used again.
     fn unmap_new(&self, state: &mut State, address: u64, bytes: u64) {
         let pieces: Vec<u64> = state
             .chunks
@@ -358,8 +365,10 @@ impl Vmm {
             .map(|(address, _)| *address)
             .collect();
         for piece in pieces {
-            // Dropping the mapping unmaps it.
-            drop(state.chunks.remove(&piece));
+            if let Some(mapping) = state.take_mapped(piece) {
+                // The error of the growth is returned.
+                let _ = state.unmap(mapping, self);
+            }
         }
         state.lower_frontier(address);
     }

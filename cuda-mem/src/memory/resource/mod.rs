@@ -255,6 +255,8 @@ fn allocate_plain(
         return Ok(0);
     }
     let _current = stream.context().bind()?;
+    // A resource of the program may hold a lock around this call, which memory given back to it would need.
+    let _inside = ResourceCall::enter();
     recording::relaxed_while_capturing(stream.device().driver().table(), || take(layout.size()))
         .map_err(|error| explain(error, what, layout.size(), stream))
 }
