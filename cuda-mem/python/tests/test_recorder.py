@@ -69,6 +69,42 @@ class Recorders(unittest.TestCase):
         actions = collections.Counter(line["Action"] for line in lines_of(path))
         self.assertEqual((actions["allocate"], actions["free"]), (2000, 2000))
 
+    def test_an_arena_keeps_its_recorder(self):
+        path = self.folder / "run.csv.gz"
+        for made in ("cuda_mem.Arena(recorder=recorder)", "cuda_mem.Statistics(cuda_mem.Pool(recorder=recorder))"):
+            ended = self.run_program(
+                f"""
+                import ctypes, gc
+                recorder = cuda_mem.Recorder(path=path)
+                resource = {made}
+                # It outlives Python, as what is in a cycle may.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
+                del recorder
+                gc.collect()
+                for size in range(1, 101):
+                    resource.deallocate(resource.allocate(size), size)
+                """,
+                path,
+            )
+            self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+            self.assertEqual(sum(line["Action"] == "allocate" for line in lines_of(path)), 100)
+
+    def test_a_pool_that_is_current_keeps_its_recorder(self):
+        path = self.folder / "run.csv.gz"
+        ended = self.run_program(
+            """
+            import gc
+            pool = cuda_mem.Pool(recorder=cuda_mem.Recorder(path=path))
+            pool.deallocate(pool.allocate(1000), 1000)
+            pool.make_current()
+            del pool
+            gc.collect()
+            """,
+            path,
+        )
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertEqual(sum(line["Action"] == "allocate" for line in lines_of(path)), 1)
+
     def test_stacks(self):
         recorder = cuda_mem.Recorder()
         arena = cuda_mem.Arena(recorder=recorder)

@@ -105,6 +105,9 @@ class Resource:
     # Modules are emptied before the last objects end.
     _release = staticmethod(c.library.cudamem_resource_release)
 
+    # Kept, so that its file is completed when Python exits.
+    _recorder: Recorder | None = None
+
     def __init__(self, handle: int, device: int, upstream: Resource | None = None) -> None:
         self._handle = handle
         self._device = device
@@ -217,6 +220,10 @@ def _created(create: Any, *arguments: Any) -> int:
     return handle.value or 0
 
 
+# Of pools that have been the current one.
+_recorders_of_current: list[Recorder] = []
+
+
 @dataclass(frozen=True)
 class PoolStats:
     """What a pool has, in bytes, as the driver counts it."""
@@ -247,6 +254,7 @@ class Pool(Resource):
             max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse, recorder=recorder
         )
         super().__init__(_created(c.library.cudamem_pool_create, device, options), device)
+        self._recorder = recorder
 
     @classmethod
     def default(cls, device: int = 0) -> Pool:
@@ -261,6 +269,8 @@ class Pool(Resource):
         check(c.library.cudamem_pool_make_current(self._handle))
         # It has to live as long as it is the current one.
         c.library.cudamem_resource_retain(self._handle)
+        if self._recorder is not None:
+            _recorders_of_current.append(self._recorder)
 
     def stats(self) -> PoolStats:
         """What the pool has now."""
@@ -333,6 +343,7 @@ class Arena(Resource):
             device = upstream.device
             handle = _created(c.library.cudamem_arena_create_over, upstream.handle, options)
         super().__init__(handle, device, upstream)
+        self._recorder = recorder
 
     def stats(self) -> ArenaStats:
         """What the arena has now. Makes no driver call."""

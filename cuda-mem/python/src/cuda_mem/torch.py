@@ -50,6 +50,8 @@ __all__ = [
 ]
 
 _allocator: Any = None
+# Kept, so that its file is completed when Python exits.
+_recorder: Recorder | None = None
 
 
 def use_arena(
@@ -95,7 +97,7 @@ def use_arena(
         growth_wait=growth_wait,
         recorder=recorder,
     )
-    _use(c.library.cudamem_torch_use_arena, options, path, shim, statistics)
+    _use(c.library.cudamem_torch_use_arena, options, recorder, path, shim, statistics)
 
 
 def use_pool(
@@ -113,7 +115,7 @@ def use_pool(
     options = pool_options(
         max_bytes=max_bytes, release_threshold=release_threshold, reuse=reuse, recorder=recorder
     )
-    _use(c.library.cudamem_torch_use_pool, options, path, shim, statistics)
+    _use(c.library.cudamem_torch_use_pool, options, recorder, path, shim, statistics)
 
 
 def _recorder_or_path(record: Any) -> tuple[Recorder | None, Any]:
@@ -127,8 +129,10 @@ def is_used() -> bool:
     return _allocator is not None
 
 
-def _use(configure: Any, options: Any, record: Any, shim: bool | None, statistics: bool) -> None:
-    global _allocator
+def _use(
+    configure: Any, options: Any, recorder: Recorder | None, record: Any, shim: bool | None, statistics: bool
+) -> None:
+    global _allocator, _recorder
     if torch.cuda.is_initialized():
         raise RuntimeError("PyTorch has used a GPU already; choose its memory before the first tensor on one")
     path, name = (_shim(required=shim is True), "cudamem_torch_shim_alloc") if shim is not False else (None, "")
@@ -146,6 +150,7 @@ def _use(configure: Any, options: Any, record: Any, shim: bool | None, statistic
     # If nothing is raised, the reason is printed.
     is_raised = throw is not None or name == "cudamem_torch_shim_alloc"
     check(configure(options, log, int(not is_raised)))
+    _recorder = recorder
     if log is not None:
         atexit.register(end_record)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, name, "cudamem_torch_free")
@@ -345,7 +350,8 @@ def _answer_statistics() -> None:
                 setattr(module, name, function)
 
 
-_pools: list[Any] = []
+# Sources are kept as well: C has them for as long as the process, and their recorders are to be completed.
+_pools: list[tuple[Any, Resource]] = []
 
 
 def mem_pool(source: Resource | None = None) -> Any:
@@ -368,5 +374,5 @@ def mem_pool(source: Resource | None = None) -> Any:
     alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
     check(c.library.cudamem_torch_segments(source.handle, ctypes.byref(alloc), ctypes.byref(free)))
     allocator = torch._C._cuda_customAllocator(alloc.value, free.value)
-    _pools.append(allocator)
+    _pools.append((allocator, source))
     return torch.cuda.MemPool(allocator)

@@ -1,0 +1,86 @@
+"""`cuda_mem.torch` with a stub in the place of PyTorch, on the simulated driver or a GPU: a process for each test, because
+the memory is chosen once."""
+
+import collections
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+STUBS = pathlib.Path(__file__).parent / "stubs"
+
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(STUBS)!r})
+import gc, os
+import torch
+import cuda_mem.torch
+from cuda_mem import _library as c
+lib = c.library
+MIB = 1 << 20
+def work(blocks):
+    torch.cuda.initialized = True
+    for size in range(1, blocks + 1):
+        block = lib.cudamem_torch_alloc(size, 0, None)
+        assert block
+        lib.cudamem_torch_free(block, size, 0, None)
+"""
+
+
+def run(program, **variables):
+    text = SETUP + textwrap.dedent(program) + "\nprint('done')\n"
+    # Python warns of forks where there are threads, as the driver's are.
+    python = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text]
+    environment = {**os.environ, **variables}
+    outcome = subprocess.run(python, capture_output=True, text=True, timeout=60, env=environment)
+    if outcome.returncode != 0 or not outcome.stdout.endswith("done\n"):
+        raise AssertionError(f"exit status {outcome.returncode}:\n{outcome.stdout}{outcome.stderr}")
+    return outcome.stderr
+
+
+def actions_in(path):
+    text = gzip.decompress(path.read_bytes()).decode()
+    return collections.Counter(line.split(",")[2] for line in text.splitlines()[1:])
+
+
+class Logs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "run.csv.gz"
+
+    def test_a_recorder_that_only_pytorch_has_completes_its_file(self):
+        for use in ("use_arena", "use_pool"):
+            told = run(
+                f"""
+                cuda_mem.torch.{use}(record=cuda_mem.Recorder(path={str(self.path)!r}), shim=False)
+                gc.collect()
+                work(100)
+                """
+            )
+            self.assertEqual(told, "")
+            actions = actions_in(self.path)
+            self.assertEqual((actions["allocate"], actions["free"]), (100, 100))
+
+    def test_a_recorder_of_a_mem_pool_completes_its_file(self):
+        told = run(
+            f"""
+            import ctypes
+            recorder = cuda_mem.Recorder(path={str(self.path)!r})
+            alloc, free = cuda_mem.torch.mem_pool(cuda_mem.Arena(recorder=recorder))
+            del recorder
+            gc.collect()
+            alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(alloc)
+            assert alloc(2 * MIB, 0, None)
+            """
+        )
+        self.assertEqual(told, "")
+        self.assertEqual(actions_in(self.path)["allocate"], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
