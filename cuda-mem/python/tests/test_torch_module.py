@@ -66,6 +66,26 @@ class Logs(unittest.TestCase):
             actions = actions_in(self.path)
             self.assertEqual((actions["allocate"], actions["free"]), (100, 100))
 
+    def test_a_log_of_another_process_is_left_alone(self):
+        self.path.write_bytes(b"written")
+        # As a worker does that runs the top of the program again, and never uses the GPU.
+        run(f"cuda_mem.torch.use_arena(record={str(self.path)!r}, shim=False)")
+        self.assertEqual(self.path.read_bytes(), b"written")
+
+    def test_a_wrong_path_is_told_at_once(self):
+        run(
+            f"""
+            try:
+                cuda_mem.torch.use_arena(record={str(self.path / "no" / "place")!r}, shim=False)
+                raise SystemExit("it cannot be written")
+            except OSError:
+                pass
+            cuda_mem.torch.use_arena(record={str(self.path)!r}, shim=False)
+            work(10)
+            """
+        )
+        self.assertEqual(actions_in(self.path)["allocate"], 10)
+
     def test_a_recorder_of_a_mem_pool_completes_its_file(self):
         told = run(
             f"""

@@ -73,7 +73,8 @@ def use_arena(
     this happens while a program still meets new sizes.
 
     `record` is a `cuda_mem.Recorder`, or names a file that gets every allocation and free, and how the arena grows: for
-    `python -m cuda_mem report` and `replay`. A name in .gz is compressed. After `cuda_mem.record_stacks()` it has the lines
+    `python -m cuda_mem report` and `replay`. It is replaced when this process first uses a GPU, so processes need a name
+    each. A name in .gz is compressed. After `cuda_mem.record_stacks()` it has the lines
     of Python that allocated.
 
     PyTorch does not look whether an allocation failed. A small library, built with the machine's C++ compiler once, makes
@@ -144,8 +145,9 @@ def _use(
     log = None
     if record is not None:
         log = os.fsencode(record)
-        # A wrong path is to be told now.
-        with open(record, "wb"):
+        # A wrong path is to be told now, while another one can still be chosen. What is in the file stays until this
+        # process uses a GPU: a worker that runs the program's first lines again must not empty the log of its parent.
+        with open(record, "ab"):
             pass
     # If nothing is raised, the reason is printed.
     is_raised = throw is not None or name == "cudamem_torch_shim_alloc"
