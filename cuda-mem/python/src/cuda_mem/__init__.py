@@ -34,6 +34,7 @@ from ._resources import (
     device_memory,
     driver_version,
 )
+from ._streams import detach
 
 __all__ = [
     "Arena",
@@ -53,6 +54,7 @@ __all__ = [
     "Recorder",
     "Resource",
     "Statistics",
+    "detach",
     "device_count",
     "device_memory",
     "driver_version",

@@ -44,21 +44,25 @@ class Buffer:
             # The last reference may go in another thread, which cannot name this one's stream.
             raise ValueError("a buffer on the thread's own default stream; use a stream that every thread can name")
         size = whole("shape", math.prod(lengths) * int(typestr[2:]))
-        address = resource.allocate(size, raw)
-        self._set(_dlpack.Layout(address, lengths, None, typestr), resource.device, raw)
-        self._finalizer = weakref.finalize(self, resource._deallocate_later, address, size, raw)
+        address = resource.allocate(size, stream)
+        self._set(_dlpack.Layout(address, lengths, None, typestr), resource.device, raw, stream)
+        self._finalizer = weakref.finalize(self, resource._deallocate_later, address, size, raw, stream)
         # The driver ends with the process.
         self._finalizer.atexit = False
 
-    def _set(self, layout: _dlpack.Layout, device: int, stream: int) -> None:
+    def _set(self, layout: _dlpack.Layout, device: int, stream: int, owner: Any) -> None:
         self._layout = layout
         self._device = device
         self._stream = stream
+        # The stream's object, with which it may end.
+        self._owner = owner
 
     @classmethod
-    def _of(cls, layout: _dlpack.Layout, device: int, stream: int, release: Callable[[], None]) -> Buffer:
+    def _of(
+        cls, layout: _dlpack.Layout, device: int, stream: int, owner: Any, release: Callable[[], None]
+    ) -> Buffer:
         buffer = cls.__new__(cls)
-        buffer._set(layout, device, stream)
+        buffer._set(layout, device, stream, owner)
         buffer._finalizer = weakref.finalize(buffer, release)
         buffer._finalizer.atexit = False
         return buffer
@@ -74,7 +78,7 @@ class Buffer:
             # Older libraries know no versions.
             capsule = source.__dlpack__(stream=exchanged)
         layout, device, give_back = _dlpack.take(capsule)
-        return cls._of(layout, device, raw, give_back)
+        return cls._of(layout, device, raw, stream, give_back)
 
     @classmethod
     def from_cuda_array_interface(cls, source: Any, stream: Any = None) -> Buffer:
@@ -98,7 +102,7 @@ class Buffer:
         if earlier is not None:
             check(c.library.cudamem_stream_wait(device, raw, earlier))
         # `source` is kept until then.
-        return cls._of(layout, device, raw, lambda kept=source: None)
+        return cls._of(layout, device, raw, stream, lambda kept=source: None)
 
     @property
     def address(self) -> int:

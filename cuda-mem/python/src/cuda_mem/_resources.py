@@ -15,7 +15,7 @@ from typing import Any
 from . import _library as c
 from ._errors import Error, check
 from ._recorder import Recorder
-from ._streams import handle_of
+from ._streams import handle_for, handle_of, keep
 
 _LARGEST = 2**64 - 1
 
@@ -113,7 +113,7 @@ class Resource:
         self._device = device
         self._upstream = upstream
         # Blocks whose owners are gone, and which could not be freed yet.
-        self._parked: list[tuple[int, int, int]] = []
+        self._parked: list[tuple[int, int, int, Any]] = []
 
     @property
     def device(self) -> int:
@@ -127,7 +127,7 @@ class Resource:
 
     def allocate(self, size: int, stream: Any = None, *, alignment: int = 0) -> int:
         """Allocates `size` bytes for work that is submitted to `stream` from now on, and returns the address; 0 for no
-        bytes. The alignment is 256 bytes.
+        bytes. The alignment is 256 bytes. A stream object is kept until `cuda_mem.detach`.
 
         Raises `OutOfMemoryError` if there is not enough.
         """
@@ -136,7 +136,7 @@ class Resource:
         pointer = ctypes.c_void_p()
         size, alignment = whole("size", size), whole("alignment", alignment)
         status = c.library.cudamem_allocate(
-            self._handle, size, alignment, self._device, handle_of(stream), ctypes.byref(pointer)
+            self._handle, size, alignment, self._device, handle_for(self._device, stream), ctypes.byref(pointer)
         )
         check(status)
         return pointer.value or 0
@@ -147,20 +147,23 @@ class Resource:
         """Frees memory once the work that is now in `stream` and in the streams `others` is done. Does not wait."""
         address, size = whole("address", address), whole("size", size)
         handles = (ctypes.c_void_p * len(others))(*(handle_of(other) for other in others))
+        raw = handle_for(self._device, stream)
         status = c.library.cudamem_deallocate_after(
-            self._handle, address, size, alignment, self._device, handle_of(stream), handles, len(others)
+            self._handle, address, size, alignment, self._device, raw, handles, len(others)
         )
         check(status)
 
-    def _deallocate_later(self, address: int, size: int, stream: int) -> None:
+    def _deallocate_later(self, address: int, size: int, stream: int, owner: Any = None) -> None:
         """Frees a block for its destructor, which cannot raise an error. While the stream is captured that is not
-        possible, and is done before a later allocation."""
+        possible, and is done before a later allocation. `owner` is the stream's object."""
         try:
+            # It may have been detached, and is remembered again.
+            keep(self._device, stream, owner)
             self.deallocate(address, size, stream)
         except Error as error:
             if not error.had_no_effect:
                 raise
-            self._parked.append((address, size, stream))
+            self._parked.append((address, size, stream, owner))
 
     def _free_parked(self) -> None:
         for _ in range(len(self._parked)):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _library as c
+from ._errors import check
+
 LEGACY = 1
 """The legacy default stream, which 0 names too."""
 PER_THREAD = 2
@@ -27,3 +30,45 @@ def handle_of(stream: Any) -> int:
             # Numba's is a ctypes value.
             return int(getattr(found, "value", found) or 0)
     raise TypeError(f"{stream!r} is no stream: pass a handle, or a stream of PyTorch, CuPy, Numba or cuda.core")
+
+
+# By device and handle. A stream may end with its object, and another one may get the handle; memory that was freed on the
+# first would then be taken for the other's. So streams that memory is remembered for stay until they are detached.
+_kept: dict[tuple[int, int], Any] = {}
+
+
+def handle_for(device: int, stream: Any) -> int:
+    """The handle of a stream on which memory of a device is allocated or freed. A stream object is kept."""
+    handle = handle_of(stream)
+    if stream is not None and not isinstance(stream, int) and _kept.get((device, handle)) is not stream:
+        keep(device, handle, stream)
+    return handle
+
+
+def keep(device: int, handle: int, stream: Any) -> None:
+    """Keeps a stream object until `detach`."""
+    if handle <= PER_THREAD or stream is None or isinstance(stream, int):
+        return
+    known = _kept.get((device, handle))
+    # Of several objects for a stream the first is more likely to own it. One that was closed names it no more.
+    if known is None or not _names(known, handle):
+        _kept[device, handle] = stream
+
+
+def _names(stream: Any, handle: int) -> bool:
+    try:
+        return handle_of(stream) == handle
+    except Exception:
+        return False
+
+
+def detach(device: int, stream: Any) -> None:
+    """Forgets a stream that is about to be closed: resources give up the memory that they remember for it, and its object is
+    kept no more. Call it before you close the stream, once what was allocated on it is freed and while no other thread uses
+    it: another stream may get the same handle, and would be given memory that work of this one still uses.
+
+    `device` is the number of the stream's device. Default streams, and streams that were not used here, are ignored.
+    """
+    handle = handle_of(stream)
+    check(c.library.cudamem_stream_detach(device, handle))
+    _kept.pop((device, handle), None)

@@ -20,11 +20,6 @@ from ._streams import PER_THREAD
 __all__ = ["allocator", "resource", "use", "use_arena", "use_pool"]
 
 
-# By handle. CuPy destroys a stream with its object, and another one may get the handle; the memory that was freed on the
-# first would then be taken for the other's. So streams that were allocated on stay.
-_streams: dict[int, Any] = {}
-
-
 class _Block:
     """Frees a block once CuPy has no pointer to it."""
 
@@ -32,9 +27,9 @@ class _Block:
 
     def __init__(self, resource: Resource, size: int, stream: Any) -> None:
         self.resource, self.size, self.stream = resource, size, stream
-        _streams.setdefault(stream.ptr, stream)
         self.thread = threading.get_ident()
-        self.address = resource.allocate(size, stream.ptr)
+        # CuPy destroys a stream with its object; the resource keeps it.
+        self.address = resource.allocate(size, stream)
 
     def __del__(self) -> None:
         address, self.address = getattr(self, "address", 0), 0
@@ -44,7 +39,7 @@ class _Block:
             # This thread cannot name the other's default stream.
             with cupy.cuda.Device(self.resource.device):
                 cupy.cuda.runtime.deviceSynchronize()
-        self.resource._deallocate_later(address, self.size, self.stream.ptr)
+        self.resource._deallocate_later(address, self.size, self.stream.ptr, self.stream)
 
 
 def allocator(resource_of: Resource | Callable[[int], Resource]) -> Callable[[int], Any]:

@@ -74,8 +74,7 @@ def use_arena(
 
     `record` is a `cuda_mem.Recorder`, or names a file that gets every allocation and free, and how the arena grows: for
     `python -m cuda_mem report` and `replay`. It is replaced when this process first uses a GPU, so processes need a name
-    each. A name in .gz is compressed. After `cuda_mem.record_stacks()` it has the lines
-    of Python that allocated.
+    each. A name in .gz is compressed. After `cuda_mem.record_stacks()` it has the lines of Python that allocated.
 
     PyTorch does not look whether an allocation failed. A small library, built with the machine's C++ compiler once, makes
     it raise `torch.OutOfMemoryError`. `shim=True` fails if that cannot be built, `shim=False` does without; by default

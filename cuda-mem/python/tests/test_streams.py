@@ -1,0 +1,126 @@
+"""Streams of other libraries, on the simulated driver or a GPU."""
+
+import ctypes
+import gc
+import os
+import threading
+import unittest
+import weakref
+from types import SimpleNamespace
+
+import cuda_mem
+from cuda_mem import _streams
+
+DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+
+
+class Stream:
+    """As cuda.core's: it goes with its object, and another one may get the handle."""
+
+    def __init__(self):
+        cuda_mem.device_count()  # starts the driver
+        self.driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", DRIVER))
+        context, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        assert self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self.driver.cuCtxSetCurrent(context) == 0
+        assert self.driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+        self.handle = handle.value
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+    def close(self):
+        handle, self.handle = self.handle, None
+        if handle:
+            assert self.driver.cuStreamDestroy_v2(ctypes.c_void_p(handle)) == 0
+
+    __del__ = close
+
+
+class Streams(unittest.TestCase):
+    def test_a_stream_stays_while_memory_is_remembered_for_it(self):
+        def of_resource(arena, stream):
+            arena.deallocate(arena.allocate(1000, stream), 1000, stream)
+
+        def of_free(arena, stream):
+            arena.deallocate(arena.allocate(1000), 1000, stream)
+
+        def of_buffer(arena, stream):
+            cuda_mem.Buffer(1000, "u1", arena, stream)
+
+        for use in (of_resource, of_free, of_buffer):
+            arena, stream = cuda_mem.Arena(), Stream()
+            use(arena, stream)
+            there, handle = weakref.ref(stream), stream.handle
+            del stream
+            gc.collect()
+            self.assertIsNotNone(there(), use)
+            cuda_mem.detach(0, handle)
+            gc.collect()
+            self.assertIsNone(there(), use)
+
+    @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "calls are counted by the simulated driver")
+    def test_a_detached_stream_is_forgotten(self):
+        arena, stream = cuda_mem.Arena(), Stream()
+        ended = threading.Event()
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def wait(_):
+            ended.wait(20)
+
+        first = arena.allocate(1000, stream)
+        self.assertEqual(stream.driver.cuLaunchHostFunc(ctypes.c_void_p(stream.handle), wait, None), 0)
+        arena.deallocate(first, 1000, stream)
+        for detached in (False, True):
+            if detached:
+                cuda_mem.detach(0, stream)
+            before = stream.driver.simcuda_calls_total()
+            again = arena.allocate(1000, stream)
+            # As a new stream with the same handle, it has to be ordered after the work before the free.
+            self.assertEqual(stream.driver.simcuda_calls_total() > before, detached)
+            arena.deallocate(again, 1000, stream)
+        ended.set()
+        # The callback ends before it goes.
+        self.assertEqual(stream.driver.cuStreamSynchronize(ctypes.c_void_p(stream.handle)), 0)
+        cuda_mem.detach(0, stream)
+        cuda_mem.detach(0, None)
+        with self.assertRaises(ValueError):
+            cuda_mem.detach(-1, stream)
+        stream.close()
+
+    def test_a_stream_with_the_handle_of_a_closed_one_takes_its_place(self):
+        first, second = SimpleNamespace(handle=0x1000), SimpleNamespace(handle=0x1000)
+        _streams.handle_for(0, first)
+        # Another object for the same stream, which may not be its owner.
+        _streams.handle_for(0, SimpleNamespace(handle=0x1000))
+        self.assertIs(_streams._kept[0, 0x1000], first)
+        # It was closed without `detach`: still, the new one must not end.
+        first.handle = None
+        _streams.handle_for(0, second)
+        self.assertIs(_streams._kept.pop((0, 0x1000)), second)
+
+    def test_a_buffer_may_go_after_its_stream_was_detached(self):
+        arena, stream = cuda_mem.Arena(), Stream()
+        buffer = cuda_mem.Buffer(1000, "u1", arena, stream)
+        cuda_mem.detach(0, stream)
+        there, handle = weakref.ref(stream), stream.handle
+        del stream, buffer
+        gc.collect()
+        # The memory is remembered for it again.
+        self.assertEqual(arena.stats().live, 0)
+        self.assertIsNotNone(there())
+        cuda_mem.detach(0, handle)
+
+    def test_a_buffer_of_others_keeps_its_stream(self):
+        buffer, stream = cuda_mem.Buffer(10, "u1", cuda_mem.Arena()), Stream()
+        there = weakref.ref(stream)
+        taken = cuda_mem.Buffer.from_dlpack(buffer, stream)
+        viewed = cuda_mem.Buffer.from_cuda_array_interface(buffer, stream)
+        del stream
+        gc.collect()
+        self.assertIsNotNone(there())
+        self.assertEqual((len(taken.to_bytes()), len(viewed.to_bytes())), (10, 10))
+
+
+if __name__ == "__main__":
+    unittest.main()
