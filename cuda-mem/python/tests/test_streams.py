@@ -1,8 +1,12 @@
-"""Streams of other libraries, on the simulated driver or a GPU."""
+"""Streams of other libraries, with stubs in the place of cuda.core and CuPy, on the simulated driver or a GPU."""
 
 import ctypes
 import gc
 import os
+import pathlib
+import subprocess
+import sys
+import textwrap
 import threading
 import unittest
 import weakref
@@ -12,6 +16,7 @@ import cuda_mem
 from cuda_mem import _streams
 
 DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+STUBS = pathlib.Path(__file__).parent / "stubs"
 
 
 class Stream:
@@ -120,6 +125,63 @@ class Streams(unittest.TestCase):
         gc.collect()
         self.assertIsNotNone(there())
         self.assertEqual((len(taken.to_bytes()), len(viewed.to_bytes())), (10, 10))
+
+
+def run(program):
+    text = f"import sys\nsys.path.insert(0, {str(STUBS)!r})\n" + textwrap.dedent(program) + "\nprint('done')\n"
+    environment = {**os.environ, "CUDA_SIM_DEVICES": "2"}
+    command = [sys.executable, "-c", text]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    if (outcome.returncode, outcome.stdout, outcome.stderr) != (0, "done\n", ""):
+        raise AssertionError(f"exit status {outcome.returncode}:\n{outcome.stdout}{outcome.stderr}")
+
+
+@unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "two devices are simulated")
+class Devices(unittest.TestCase):
+    def test_cupy_arrays_of_another_device_are_refused(self):
+        run(
+            """
+            import cupy, cuda_mem, cuda_mem.cupy
+            cupy.cuda.set_allocator(cuda_mem.cupy.allocator(cuda_mem.Arena(0)))
+            kept = cupy.current.allocator(1000)
+            cupy.current.device = 1
+            try:
+                cupy.current.allocator(1000)
+                raise SystemExit("memory of device 0 for device 1")
+            except ValueError as error:
+                for part in ("device 1", "device 0", "use_arena()"):
+                    assert part in str(error), error
+            cuda_mem.cupy.use_arena()
+            other = cupy.current.allocator(1000)
+            assert cuda_mem.cupy.resource(1).device == 1
+            """
+        )
+
+    def test_streams_of_another_device_are_refused(self):
+        run(
+            """
+            from types import SimpleNamespace
+            import cupy, cuda_mem, cuda_mem.core
+            arena = cuda_mem.Arena(0)
+            memory = cuda_mem.core.MemoryResource(arena)
+            named = [
+                SimpleNamespace(handle=0x1000, device=SimpleNamespace(device_id=1)),
+                SimpleNamespace(cuda_stream=0x1000, device=SimpleNamespace(index=1)),
+                cupy.Stream(0x1000, 1),
+            ]
+            for stream in named:
+                for resource in (memory, arena):
+                    try:
+                        resource.allocate(1000, stream=stream)
+                        raise SystemExit("a stream of device 1")
+                    except ValueError as error:
+                        assert "device 1" in str(error) and "device 0" in str(error), error
+            # One that names no device, or the right one, as default streams of no device do.
+            for stream in (cupy.Stream(0), SimpleNamespace(handle=0, device=SimpleNamespace(device_id=0)), None):
+                memory.allocate(1000, stream=stream).close()
+            assert arena.stats().live == 0
+            """
+        )
 
 
 if __name__ == "__main__":

@@ -38,9 +38,14 @@ _kept: dict[tuple[int, int], Any] = {}
 
 
 def handle_for(device: int, stream: Any) -> int:
-    """The handle of a stream on which memory of a device is allocated or freed. A stream object is kept."""
+    """The handle of a stream on which memory of a device is allocated or freed. A stream object is kept.
+
+    Raises `ValueError` if the stream says that it is of another device."""
     handle = handle_of(stream)
     if stream is not None and not isinstance(stream, int) and _kept.get((device, handle)) is not stream:
+        of = _device_of(stream)
+        if of not in (None, device):
+            raise ValueError(f"a stream of device {of}, and the memory is of device {device}; use a resource of device {of}")
         keep(device, handle, stream)
     return handle
 
@@ -60,6 +65,17 @@ def _names(stream: Any, handle: int) -> bool:
         return handle_of(stream) == handle
     except Exception:
         return False
+
+
+def _device_of(stream: Any) -> int | None:
+    """The device of a stream of cuda.core, PyTorch or CuPy; `None` if it does not say."""
+    device = getattr(stream, "device", None)
+    for owner, name in ((device, "device_id"), (device, "index"), (stream, "device_id")):
+        number = getattr(owner, name, None)
+        # CuPy has -1 where it does not know.
+        if isinstance(number, int) and number >= 0:
+            return number
+    return None
 
 
 def detach(device: int, stream: Any) -> None:

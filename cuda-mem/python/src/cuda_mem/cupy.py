@@ -50,8 +50,14 @@ def allocator(resource_of: Resource | Callable[[int], Resource]) -> Callable[[in
     def allocate(size: int) -> Any:
         device = cupy.cuda.runtime.getDevice()
         stream = cupy.cuda.get_current_stream()
+        chosen = choose(device)
+        if chosen.device != device:
+            raise ValueError(
+                f"CuPy's current device is device {device}, and the memory is of device {chosen.device}; `use_arena()` makes "
+                "an arena for each device, and `allocator` takes a function from the number of a device to its resource"
+            )
         try:
-            block = _Block(choose(device), size, stream)
+            block = _Block(chosen, size, stream)
         except MemoryError as error:
             # What programs for CuPy catch.
             raise cupy.cuda.memory.OutOfMemoryError(size, 0, 0) from error
