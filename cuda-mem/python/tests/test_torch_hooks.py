@@ -34,7 +34,7 @@ MANAGER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctyp
 INVOKER = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 class Function(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint64 * 2), ("manager", MANAGER), ("invoker", INVOKER)]
-copies = 0
+copies = asked = 0
 def manage(to, source, operation):
     global copies
     if operation == 2:
@@ -44,6 +44,8 @@ def manage(to, source, operation):
         copies -= 1
     return False
 def takes(data, stream):
+    global asked
+    asked += 1
     return (stream.contents.value or 0) == ctypes.c_uint64.from_address(data).value
 manager, invoker = MANAGER(manage), INVOKER(takes)
 def filter_for(stream):
@@ -53,14 +55,30 @@ class PoolId(ctypes.Structure):
 lib.cudamem_torch_begin_pool.argtypes = [ctypes.c_int, PoolId, ctypes.c_void_p]
 lib.cudamem_torch_end_pool.argtypes = [ctypes.c_int, PoolId]
 lib.cudamem_torch_release_pool.argtypes = [ctypes.c_int, PoolId]
+def driver_with_context(device=0):
+    cuda_mem.device_count()  # starts the driver
+    driver, context = ctypes.CDLL(DRIVER), ctypes.c_void_p()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    return driver
+def new_stream(driver):
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    return stream
+def begin_capture(driver, stream):
+    assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+def end_capture(driver, stream):
+    graph = ctypes.c_void_p()
+    assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
 def begin(number, stream):
     lib.cudamem_torch_begin_pool(0, PoolId(0, number), ctypes.byref(filter_for(stream)))
 """
 
 
-def run(program):
+def run(program, **variables):
     text = SETUP + textwrap.dedent(program) + "\nprint('done')\n"
-    outcome = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, **variables}
+    outcome = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, env=environment)
     shown = outcome.stdout + outcome.stderr
     if outcome.returncode != 0 or not outcome.stdout.endswith("done\n"):
         raise AssertionError(f"exit status {outcome.returncode}:\n{shown}")
@@ -134,6 +152,22 @@ class Hooks(unittest.TestCase):
             )
             self.assertIn("a fraction of 2", told)
             self.assertEqual("set the fraction before" in told, fails)
+
+    def test_fractions_leave_the_limit(self):
+        for limit in ("max_bytes=64 * MIB", "max_share=64 * MIB / cuda_mem.device_memory()[1]"):
+            told = run(
+                f"""
+                use_arena({limit})
+                kept = lib.cudamem_torch_alloc(10 * MIB, 0, None)
+                lib.cudamem_torch_set_memory_fraction(0.9, 0)
+                assert lib.cudamem_torch_alloc(100 * MIB, 0, None) is None
+                lib.cudamem_torch_set_memory_fraction(32 * MIB / cuda_mem.device_memory()[1], 0)
+                assert lib.cudamem_torch_alloc(40 * MIB, 0, None) is None
+                lib.cudamem_torch_set_memory_fraction(1.0, 0)
+                assert lib.cudamem_torch_alloc(40 * MIB, 0, None)
+                """
+            )
+            self.assertEqual(told.count("the arena may hold"), 2, told)
 
     @filtered
     def test_captures_have_memory_of_their_own(self):

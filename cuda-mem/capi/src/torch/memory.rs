@@ -40,7 +40,8 @@ fn fractions() -> MutexGuard<'static, Vec<(c_int, f64)>> {
 /// What serves one device.
 #[derive(Debug)]
 enum Served {
-    Arena(Arena),
+    /// With the limit of its options, which a fraction set later does not raise.
+    Arena(Arena, u64),
     /// With an arena over it for graphs, made when it is needed.
     Pool(Resource, OnceCell<Arena>),
 }
@@ -125,8 +126,9 @@ impl Memory {
                 }
                 // SAFETY: the options name no recorder any more.
                 let arena = unsafe { arena::configure(builder, &options) }?;
-                arena.set_max_bytes(arena.max_bytes().min(max));
-                (Served::Arena(arena.clone()), Resource::from(arena))
+                let limit = arena.max_bytes();
+                arena.set_max_bytes(limit.min(max));
+                (Served::Arena(arena.clone(), limit), Resource::from(arena))
             }
             Source::Pool(options) => {
                 let mut options = options;
@@ -326,7 +328,7 @@ impl Memory {
     /// The arena for graphs.
     pub(super) fn graph_arena(&self) -> &Arena {
         match &self.served {
-            Served::Arena(arena) => arena,
+            Served::Arena(arena, _) => arena,
             Served::Pool(pool, arena) => arena.get_or_init(|| Arena::over(pool.clone())),
         }
     }
@@ -338,7 +340,7 @@ impl Memory {
     pub(super) fn stats(&self) -> Result<TorchStats, Error> {
         let counts = self.counting.statistics();
         let (reserved, reserved_peak) = match &self.served {
-            Served::Arena(arena) => {
+            Served::Arena(arena, _) => {
                 let stats = arena.stats();
                 (stats.reserved, stats.reserved_peak)
             }
@@ -371,7 +373,7 @@ impl Memory {
     pub(super) fn reset_peaks(&self) -> Result<(), Error> {
         self.counting.reset_peaks();
         match &self.served {
-            Served::Arena(arena) => arena.reset_peak(),
+            Served::Arena(arena, _) => arena.reset_peak(),
             Served::Pool(resource, _) => {
                 if let Some(pool) = resource.pool() {
                     pool.reset_high_marks()?;
@@ -384,7 +386,9 @@ impl Memory {
     /// What serves the device, without PyTorch's counts.
     pub(super) fn resource(&self) -> (Resource, resource::Source) {
         match &self.served {
-            Served::Arena(arena) => (arena.clone().into(), resource::Source::Arena(arena.clone())),
+            Served::Arena(arena, _) => {
+                (arena.clone().into(), resource::Source::Arena(arena.clone()))
+            }
             Served::Pool(pool, _) => (pool.clone(), resource::Source::Pool),
         }
     }
@@ -421,8 +425,8 @@ pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
     }
     match place.get().map(|memory| (&memory.served, &memory.device)) {
         None => Ok(()),
-        Some((Served::Arena(arena), device)) => {
-            arena.set_max_bytes(share(device, fraction)?);
+        Some((Served::Arena(arena, limit), device)) => {
+            arena.set_max_bytes(share(device, fraction)?.min(*limit));
             Ok(())
         }
         Some((Served::Pool(..), _)) => {
@@ -435,7 +439,7 @@ pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
 
 pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
     all().find_map(|memory| match &memory.served {
-        Served::Arena(arena) => arena.piece_at(address),
+        Served::Arena(arena, _) => arena.piece_at(address),
         Served::Pool(..) => None,
     })
 }
