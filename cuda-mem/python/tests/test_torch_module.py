@@ -102,5 +102,43 @@ class Logs(unittest.TestCase):
         self.assertEqual(actions_in(self.path)["allocate"], 1)
 
 
+class Statistics(unittest.TestCase):
+    def test_questions_start_nothing(self):
+        run(
+            """
+            cuda_mem.torch.use_arena(shim=False)
+            for module in (torch.cuda, torch.cuda.memory):
+                assert module.memory_stats_as_nested_dict() == {}
+                module.reset_peak_memory_stats()
+            assert cuda_mem.torch.memory_stats("cuda:0") == {}
+            for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+                assert getattr(cuda_mem.torch, name)() == 0
+            assert set(cuda_mem.torch.stats().values()) == {0}
+            assert not torch.cuda.initialized
+            work(10)
+            assert cuda_mem.torch.max_memory_allocated() == 10 and cuda_mem.torch.stats()["allocations_total"] == 10
+            """
+        )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
+    def test_a_fork_has_no_statistics(self):
+        run(
+            """
+            cuda_mem.torch.use_arena(shim=False)
+            work(10)
+            child = os.fork()
+            if child == 0:
+                # As PyTorch says in a fork of a process that has used a GPU.
+                torch.cuda.initialized = False
+                try:
+                    torch.cuda.reset_peak_memory_stats()
+                    os._exit(cuda_mem.torch.memory_allocated() or len(torch.cuda.memory_stats_as_nested_dict(0)))
+                except BaseException:
+                    os._exit(100)
+            assert os.waitpid(child, 0)[1] == 0
+            """
+        )
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -255,14 +255,20 @@ def resource(device: Any = None) -> Resource:
 
 
 def stats(device: Any = None) -> dict[str, int]:
-    """What PyTorch has of a device, in the words of the C interface (`cudamem_torch_stats`)."""
+    """What PyTorch has of a device, in the words of the C interface (`cudamem_torch_stats`); all 0 before PyTorch has used a
+    GPU, and in a fork."""
     found = c.TorchStats()
-    check(c.library.cudamem_torch_read_stats(_number(device), found, ctypes.sizeof(found)))
+    # A question must not start CUDA: forks of the process could not use it then.
+    if torch.cuda.is_initialized():
+        check(c.library.cudamem_torch_read_stats(_number(device), found, ctypes.sizeof(found)))
     return {name: getattr(found, name) for name, _ in found._fields_}
 
 
 def _nested(device: Any = None) -> dict[str, Any]:
     """As `torch.cuda.memory_stats_as_nested_dict`. What is not counted is 0."""
+    if not torch.cuda.is_initialized():
+        # As PyTorch answers.
+        return {}
     found = stats(device)
 
     def counter(current: int = 0, peak: int = 0, total: int = 0) -> dict[str, dict[str, int]]:
@@ -315,27 +321,28 @@ def memory_stats(device: Any = None) -> dict[str, Any]:
 
 def memory_allocated(device: Any = None) -> int:
     """As `torch.cuda.memory_allocated`, in bytes."""
-    return memory_stats(device)["allocated_bytes.all.current"]
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """As `torch.cuda.max_memory_allocated`, in bytes."""
-    return memory_stats(device)["allocated_bytes.all.peak"]
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
 def memory_reserved(device: Any = None) -> int:
     """As `torch.cuda.memory_reserved`, in bytes."""
-    return memory_stats(device)["reserved_bytes.all.current"]
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """As `torch.cuda.max_memory_reserved`, in bytes."""
-    return memory_stats(device)["reserved_bytes.all.peak"]
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """As `torch.cuda.reset_peak_memory_stats`."""
-    check(c.library.cudamem_torch_reset_peaks(_number(device)))
+    if torch.cuda.is_initialized():
+        check(c.library.cudamem_torch_reset_peaks(_number(device)))
 
 
 def _answer_statistics() -> None:
