@@ -8,6 +8,7 @@ mod captures;
 mod config;
 mod filter;
 mod memory;
+mod queries;
 mod segments;
 mod throw;
 

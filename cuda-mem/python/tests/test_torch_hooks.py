@@ -278,6 +278,85 @@ class Hooks(unittest.TestCase):
         self.assertEqual(told.count("beginning of a capture"), 2, told)
 
     @filtered
+    def test_a_capture_that_failed_is_forgotten(self):
+        told = run(
+            """
+            import time
+            use_arena()
+            driver = driver_with_context()
+            stream = new_stream(driver)
+            begin(1, stream.value)
+            begin_capture(driver, stream)
+            block = lib.cudamem_torch_alloc(1000, 0, stream)
+            assert stats().graphs_allocated == 1024
+            # Not yet: PyTorch names the end of a capture after the driver's.
+            lib.cudamem_torch_reset()
+            assert copies == 1
+            end_capture(driver, stream)
+            # PyTorch raises an error here, and its filter must not be called any more.
+            before = asked
+            lib.cudamem_torch_free(block, 1000, 0, stream)
+            block = lib.cudamem_torch_alloc(1000, 0, None)
+            assert asked == before
+            assert copies == 0
+            lib.cudamem_torch_free(block, 1000, 0, None)
+            lib.cudamem_torch_reset()
+            assert stats().reserved > 0 and stats().graphs_reserved > 0, "its end may still come"
+            time.sleep(1.2)
+            lib.cudamem_torch_reset()
+            assert (stats().graphs_reserved, stats().reserved) == (0, 0), "no graph uses the pool"
+            # Out of memory is tried again.
+            assert lib.cudamem_torch_alloc(1 << 50, 0, None) is None
+            assert stats().retries == 1
+            """
+        )
+        self.assertEqual(told.count("cuda-mem: allocation: a block of an arena has less than"), 1, told)
+
+    @filtered
+    def test_an_end_that_comes_late_keeps_the_graphs_memory(self):
+        told = run(
+            """
+            import time
+            use_arena()
+            driver = driver_with_context()
+            stream = new_stream(driver)
+            begin(1, stream.value)
+            begin_capture(driver, stream)
+            block = lib.cudamem_torch_alloc(1000, 0, stream)
+            lib.cudamem_torch_free(block, 1000, 0, stream)
+            end_capture(driver, stream)
+            # Another thread empties the cache before this one tells the end.
+            lib.cudamem_torch_reset()
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            time.sleep(1.2)
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved > 0, "the graph uses it"
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved == 0
+            """
+        )
+        self.assertEqual(told, "")
+
+    @filtered
+    def test_a_pool_whose_capture_failed_can_be_used_again(self):
+        told = run(
+            """
+            use_arena()
+            # The second capture has the name of the one that failed.
+            begin(1, 2)
+            begin(1, 2)
+            block = lib.cudamem_torch_alloc(1000, 0, 2)
+            lib.cudamem_torch_free(block, 1000, 0, 2)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved == 0, "one graph was there, and is gone"
+            """
+        )
+        self.assertEqual(told, "")
+
+    @filtered
     def test_frees_do_not_wait_for_who_waits(self):
         told = run(
             """

@@ -8,13 +8,15 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use cuda_mem::arena::ExternalCapturePool;
-use cuda_mem::sys::CUstream;
+use cuda_mem::sys::{CU_STREAM_PER_THREAD, CUstream};
 use cuda_mem::{Error, Stream};
 
 use super::filter::Filter;
 use super::memory::Memory;
+use super::queries;
 use crate::status::invalid;
 use crate::stream::with_stream;
 
@@ -52,12 +54,53 @@ struct Capture {
     key: Key,
     /// Without one, every stream of the device counts as captured: memory of the arena in a graph would be reused.
     filter: Option<Filter>,
+    /// The first stream that the filter took and the driver said is captured; 0 until then.
+    stream: usize,
+}
+
+impl Capture {
+    /// Whether the driver has ended it. PyTorch tells the end right after that, or never, if ending failed: then the filter
+    /// refers to a graph that may be gone.
+    fn is_over(&self) -> bool {
+        let stream = std::ptr::with_exposed_provenance_mut(self.stream);
+        // SAFETY: no default stream, and PyTorch's streams live as long as the process.
+        self.stream != 0 && unsafe { queries::is_captured(stream) } == Some(false)
+    }
+
+    /// Whether a stream is of the capture. Asks PyTorch, which may throw an exception.
+    fn takes(&mut self, stream: CUstream) -> bool {
+        let Some(filter) = &self.filter else {
+            return true;
+        };
+        if !filter.takes(stream) {
+            return false;
+        }
+        if self.stream == 0 && stream.addr() > CU_STREAM_PER_THREAD.addr() {
+            // SAFETY: no default stream, and PyTorch allocates on it, so it is live.
+            let is_captured = unsafe { queries::is_captured(stream) };
+            if is_captured == Some(true) {
+                self.stream = stream.expose_provenance();
+            }
+        }
+        true
+    }
+}
+
+/// How long PyTorch may take from the driver's end of a capture to telling it here; some microseconds unless the thread has to
+/// wait for a processor.
+const END_IS_TOLD_IN: Duration = Duration::from_secs(1);
+
+/// A capture that the driver has ended, and PyTorch has not told. Until it is clear that there is no graph, the pool counts it.
+struct Untold {
+    key: Key,
+    since: Instant,
 }
 
 #[derive(Default)]
 struct State {
     pools: HashMap<Key, Pool>,
     captures: Vec<Capture>,
+    untold: Vec<Untold>,
     /// The pool of each block.
     blocks: HashMap<u64, Key>,
 }
@@ -78,6 +121,38 @@ fn gate() -> MutexGuard<'static, ()> {
 }
 
 impl State {
+    /// Removes the captures that are over. Their filters are to be dropped without the lock.
+    fn remove_over(&mut self) -> Vec<Capture> {
+        let over = self.captures.extract_if(.., |capture| capture.is_over());
+        let over: Vec<Capture> = over.collect();
+        let since = Instant::now();
+        let untold = over.iter().map(|capture| Untold {
+            key: capture.key,
+            since,
+        });
+        self.untold.extend(untold);
+        self.note_counts();
+        over
+    }
+
+    /// Takes captures that failed from the counts of their pools.
+    fn discount_failed(&mut self) {
+        let failed = self
+            .untold
+            .extract_if(.., |untold| untold.since.elapsed() >= END_IS_TOLD_IN);
+        let failed: Vec<Untold> = failed.collect();
+        for untold in failed {
+            self.discount(untold.key);
+        }
+    }
+
+    /// One use of a pool less.
+    fn discount(&mut self, key: Key) {
+        if let Some(pool) = self.pools.get_mut(&key) {
+            pool.uses = pool.uses.saturating_sub(1);
+        }
+    }
+
     fn note_counts(&self) {
         CAPTURES.store(self.captures.len(), Ordering::Relaxed);
         POOLS.store(self.pools.len(), Ordering::Relaxed);
@@ -96,10 +171,20 @@ pub(super) fn begin(
     let stale: Vec<Capture> = {
         let _gate = gate();
         let mut state = state();
+        let mut stale = state.remove_over();
+        let of_key = |capture: &mut Capture| capture.key == key;
         // PyTorch begins a second time only if the first capture failed before its end.
-        let stale = state.captures.extract_if(.., |capture| capture.key == key);
-        let stale = stale.collect();
-        state.captures.push(Capture { key, filter });
+        let again: Vec<Capture> = state.captures.extract_if(.., of_key).collect();
+        let untold = state.untold.extract_if(.., |untold| untold.key == key);
+        for _ in 0..again.len() + untold.count() {
+            state.discount(key);
+        }
+        stale.extend(again);
+        state.captures.push(Capture {
+            key,
+            filter,
+            stream: 0,
+        });
         state.note_counts();
         stale
     };
@@ -134,15 +219,19 @@ pub(super) fn begin(
 }
 
 pub(super) fn end(device: c_int, id: PoolId) {
+    let key = (device, id);
     let mut state = state();
-    let captures = state.captures.iter();
-    let place = captures
-        .rev()
-        .position(|capture| capture.key == (device, id));
-    let ended = place.map(|behind| {
-        let place = state.captures.len() - 1 - behind;
-        state.captures.remove(place)
-    });
+    let place = state
+        .captures
+        .iter()
+        .rposition(|capture| capture.key == key);
+    let ended = place.map(|place| state.captures.remove(place));
+    if ended.is_none()
+        && let Some(place) = state.untold.iter().rposition(|untold| untold.key == key)
+    {
+        // There is a graph, which the pool has counted all along.
+        state.untold.remove(place);
+    }
     state.note_counts();
     drop(state);
     drop(ended);
@@ -153,13 +242,14 @@ pub(super) fn of(device: c_int, stream: CUstream) -> Option<PoolId> {
     if CAPTURES.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let state = state();
-    let mut captures = state.captures.iter();
-    let takes = |capture: &&Capture| {
-        let filter = capture.filter.as_ref();
-        capture.key.0 == device && filter.is_none_or(|filter| filter.takes(stream))
-    };
-    captures.find(takes).map(|capture| capture.key.1)
+    // Dropped after the lock.
+    let _over;
+    let mut state = state();
+    // Their filters must not be asked.
+    _over = state.remove_over();
+    let captures = state.captures.iter_mut();
+    let mut of_device = captures.filter(|capture| capture.key.0 == device);
+    of_device.find_map(|capture| capture.takes(stream).then_some(capture.key.1))
 }
 
 /// Memory for a stream that is captured.
@@ -247,12 +337,16 @@ pub(super) fn release(device: c_int, id: PoolId) {
 pub(super) fn collect(memory: &Memory) -> Result<bool, Error> {
     // None begins meanwhile.
     let _gate = gate();
+    // Dropped after the lock.
+    let _over;
     // What comes later is not waited for.
     let (waiting, unused) = {
         let mut state = state();
+        _over = state.remove_over();
         if !state.captures.is_empty() {
             return Ok(false);
         }
+        state.discount_failed();
         let State { pools, blocks, .. } = &mut *state;
         let pools = pools.iter_mut().filter(|(key, _)| key.0 == memory.number);
         let mut waiting = Vec::new();
