@@ -120,8 +120,9 @@ impl Recorder {
         if is_forked() {
             return Ok(());
         }
-        self.recorder.close()?;
-        file.end()
+        let closed = self.recorder.close();
+        // What could be written is completed all the same.
+        closed.and(file.end())
     }
 
     /// # Safety

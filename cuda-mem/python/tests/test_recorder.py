@@ -245,6 +245,30 @@ class Recorders(unittest.TestCase):
             ended = self.run_program(program, "")
             self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no file is always full")
+    def test_a_log_that_cannot_be_written_leaves_the_others_complete(self):
+        # Each is the first in turn, as sets have no order.
+        for full in range(3):
+            ended = self.run_program(
+                f"""
+                recorders = []
+                for number in range(3):
+                    name = "/dev/full" if number == {full} else f"{{path}}-{{number}}.csv.gz"
+                    recorders.append(cuda_mem.Recorder(path=name))
+                    arena = cuda_mem.Arena(recorder=recorders[-1])
+                    arena.deallocate(arena.allocate(1000), 1000)
+                # They outlive Python.
+                import ctypes
+                for kept in (recorders, arena):
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+                """,
+                self.folder / "run",
+            )
+            self.assertIn("No space left", ended.stderr)
+            for number in {0, 1, 2} - {full}:
+                actions = collections.Counter(line["Action"] for line in lines_of(self.folder / f"run-{number}.csv.gz"))
+                self.assertEqual((actions["allocate"], actions["free"]), (1, 1))
+
     def test_mistakes(self):
         with self.assertRaises(ValueError):
             cuda_mem.Recorder(0)

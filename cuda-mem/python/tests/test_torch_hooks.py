@@ -451,6 +451,30 @@ class Hooks(unittest.TestCase):
             self.assertEqual((actions["allocate"], actions["free"]), (2000, 2000))
             self.assertGreaterEqual(actions["map"], 1)
 
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no file is always full")
+    @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "two devices are simulated")
+    def test_a_log_that_cannot_be_written_leaves_that_of_another_device_complete(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "run.csv.gz"
+            path.symlink_to("/dev/full")
+            run(
+                f"""
+                use_arena(record={str(path)!r}.encode())
+                for device in range(2):
+                    lib.cudamem_torch_free(lib.cudamem_torch_alloc(10, device, None), 10, device, None)
+                try:
+                    check(lib.cudamem_torch_end_record())
+                    raise SystemExit("it cannot be written")
+                except cuda_mem.Error as error:
+                    assert "No space left" in str(error), error
+                print("done", flush=True)
+                os._exit(0)
+                """,
+                CUDA_SIM_DEVICES="2",
+            )
+            log = gzip.decompress((pathlib.Path(folder) / "run-device1.csv.gz").read_bytes()).decode()
+            self.assertIn(",free,", log)
+
     def test_a_recorder_may_go_before_a_device_is_used(self):
         run(
             """

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from . import _library as c
-from ._errors import check
+from ._errors import Error, check
 
 
 class Recorder:
@@ -74,8 +74,15 @@ _written: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _end_all() -> None:
+    first = None
     for recorder in list(_written):
-        recorder.end()
+        try:
+            recorder.end()
+        except Error as error:
+            # The others are completed all the same.
+            first = first or error
+    if first is not None:
+        raise first
 
 
 atexit.register(_end_all)
