@@ -64,6 +64,20 @@ impl Resource {
         unsafe { handle.as_ref() }.ok_or_else(|| invalid(format!("`{name}` is null")))
     }
 
+    /// As [`of`](Self::of), with a reference of its own.
+    ///
+    /// # Safety
+    ///
+    /// The handle is null, or comes from this library and is not released.
+    pub(crate) unsafe fn counted(handle: *mut Self, name: &str) -> Result<Arc<Self>, Error> {
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { Self::of(handle, name) }?;
+        // SAFETY: not null, so from `create` and not released, by the contract of this function.
+        unsafe { Arc::increment_strong_count(handle) };
+        // SAFETY: the reference that was just added.
+        Ok(unsafe { Arc::from_raw(handle) })
+    }
+
     /// The device to use if the caller names none.
     fn device(&self, named: c_int) -> Result<c_int, Error> {
         // Other negative numbers are refused where the device is looked up.

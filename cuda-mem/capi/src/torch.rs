@@ -382,7 +382,7 @@ pub extern "C" fn cudamem_torch_end_record() -> Status {
 }
 
 /// Two functions with which a torch.cuda.MemPool takes its segments from `resource`, which then lives as long as the
-/// process. There are 16 pairs.
+/// process. There are 16 pairs, one for each resource.
 ///
 /// CUDAMEM_STATUS_IN_USE if none is left.
 ///
@@ -397,15 +397,13 @@ pub unsafe extern "C" fn cudamem_torch_segments(
 ) -> Status {
     answer(|| {
         // SAFETY: promised by the caller, in the words of the section above.
-        let resource = unsafe { Resource::of(resource, "resource") }?
-            .resource
-            .clone();
+        let resource = unsafe { Resource::counted(resource, "resource") }?;
         if alloc.is_null() || free.is_null() {
             return Err(invalid(
                 "`alloc` and `free` receive the functions; one is null",
             ));
         }
-        let found = segments::functions_for(resource)?;
+        let found = segments::functions_for(&resource)?;
         // SAFETY: promised by the caller, in the words of the section above.
         unsafe { write(alloc, "alloc", found.0 as *mut c_void) }?;
         // SAFETY: as above.

@@ -512,18 +512,19 @@ class Hooks(unittest.TestCase):
     def test_segments_come_from_a_resource(self):
         told = run(
             """
-            arena = cuda_mem.Arena(max_bytes=64 * MIB)
+            arenas = [cuda_mem.Arena(max_bytes=64 * MIB) for _ in range(17)]
             pointers = []
-            for count in range(16):
+            for arena in arenas[:16]:
                 alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
                 check(lib.cudamem_torch_segments(arena.handle, ctypes.byref(alloc), ctypes.byref(free)))
                 pointers.append((alloc.value, free.value))
             assert len(set(pointers)) == 16
             try:
-                check(lib.cudamem_torch_segments(arena.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                check(lib.cudamem_torch_segments(arenas[16].handle, ctypes.byref(alloc), ctypes.byref(free)))
                 raise SystemExit("more than there are")
-            except cuda_mem.InUseError:
-                pass
+            except cuda_mem.InUseError as error:
+                assert "use one of them again" in str(error), error
+            arena = arenas[3]
             alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(pointers[3][0])
             free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(pointers[3][1])
             block = alloc(2 * MIB, 0, None)
@@ -534,6 +535,21 @@ class Hooks(unittest.TestCase):
             """
         )
         self.assertIn("a segment", told)
+
+    def test_a_resource_has_one_pair_of_functions(self):
+        run(
+            """
+            def functions(resource):
+                alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
+                check(lib.cudamem_torch_segments(resource.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                return alloc.value, free.value
+            arena, pool = cuda_mem.Arena(), cuda_mem.Pool()
+            first = functions(arena)
+            for _ in range(20):
+                assert functions(arena) == first
+            assert functions(pool) != first
+            """
+        )
 
 
 if __name__ == "__main__":

@@ -2,19 +2,19 @@
 //! argument of the user.
 
 use std::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use cuda_mem::sys::CUstream_st;
-use cuda_mem::{Error, ErrorKind, MemoryResource as _, Resource, Stream};
+use cuda_mem::{Error, ErrorKind, MemoryResource as _, Stream};
 
 use super::hook;
-use crate::resource::layout;
+use crate::resource::{Resource, layout};
 use crate::status::invalid;
 use crate::stream::with_stream;
 
 const COUNT: usize = 16;
 
-static RESOURCES: [OnceLock<Resource>; COUNT] = [const { OnceLock::new() }; COUNT];
+static RESOURCES: [OnceLock<Arc<Resource>>; COUNT] = [const { OnceLock::new() }; COUNT];
 
 pub(super) type Alloc = unsafe extern "C" fn(isize, c_int, *mut CUstream_st) -> *mut c_void;
 pub(super) type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut CUstream_st);
@@ -27,20 +27,25 @@ macro_rules! functions {
 
 static FUNCTIONS: [(Alloc, Free); COUNT] = functions!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 
-/// Functions that take memory from a resource and give it back there.
-pub(super) fn functions_for(resource: Resource) -> Result<(Alloc, Free), Error> {
+/// Functions that take memory from a resource and give it back there, the same ones each time.
+pub(super) fn functions_for(resource: &Arc<Resource>) -> Result<(Alloc, Free), Error> {
     for (place, functions) in RESOURCES.iter().zip(FUNCTIONS) {
-        if place.set(resource.clone()).is_ok() {
+        // Another thread may be faster.
+        let known = place.get_or_init(|| Arc::clone(resource));
+        if Arc::ptr_eq(known, resource) {
             return Ok(functions);
         }
     }
-    let text =
-        format!("{COUNT} resources already serve segments of PyTorch; there are no more functions");
+    let text = format!(
+        "{COUNT} resources already serve segments of PyTorch, for as long as the process; use one of them again, such as \
+         one arena for several pools"
+    );
     Err(Error::new(ErrorKind::InUse, text))
 }
 
-fn resource(number: usize) -> Result<&'static Resource, Error> {
+fn resource(number: usize) -> Result<&'static cuda_mem::Resource, Error> {
     let resource = RESOURCES.get(number).and_then(OnceLock::get);
+    let resource = resource.map(|resource| &resource.resource);
     resource.ok_or_else(|| invalid("no resource serves these segments"))
 }
 

@@ -371,7 +371,8 @@ def mem_pool(source: Resource | None = None) -> Any:
         ...     weights = torch.empty(1 << 20, device="cuda")
 
     PyTorch allocates in its segments as in its own, with its own statistics, and raises its own error if there is not
-    enough. The pool is for one device, the source's. `source` lives as long as the process; there are 16 such pools.
+    enough. The pool is for one device, the source's. `source` lives as long as the process, and may serve several pools;
+    there are 16 sources.
     """
     if _allocator is not None:
         raise RuntimeError(
