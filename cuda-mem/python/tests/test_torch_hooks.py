@@ -551,6 +551,23 @@ class Hooks(unittest.TestCase):
             """
         )
 
+    def test_segments_are_refused_on_a_captured_stream(self):
+        for made in ("cuda_mem.Pool()", "cuda_mem.Limit(cuda_mem.Pool(), 64 * MIB)", "cuda_mem.Arena()"):
+            told = run(
+                f"""
+                driver = driver_with_context()
+                resource, stream = {made}, new_stream(driver)
+                alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
+                check(lib.cudamem_torch_segments(resource.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(alloc.value)
+                assert alloc(2 * MIB, 0, stream) and alloc(2 * MIB, 0, None) and alloc(2 * MIB, 0, 2)
+                begin_capture(driver, stream)
+                assert alloc(2 * MIB, 0, stream) is None
+                end_capture(driver, stream)
+                assert alloc(2 * MIB, 0, stream)
+                """
+            )
+            self.assertIn("captured", told, made)
 
 if __name__ == "__main__":
     unittest.main()

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use cuda_mem::sys::CUstream_st;
 use cuda_mem::{Error, ErrorKind, MemoryResource as _, Stream};
 
-use super::hook;
+use super::{hook, queries};
 use crate::resource::{Resource, layout};
 use crate::status::invalid;
 use crate::stream::with_stream;
@@ -49,6 +49,19 @@ fn resource(number: usize) -> Result<&'static cuda_mem::Resource, Error> {
     resource.ok_or_else(|| invalid("no resource serves these segments"))
 }
 
+/// A pool of the driver would give memory that is a part of the graph, which PyTorch later hands to other work.
+fn refuse_captured(stream: &Stream) -> Result<(), Error> {
+    // Default streams are those of the current context.
+    let _current = stream.context().bind()?;
+    // SAFETY: a live stream, and its context is current.
+    if unsafe { queries::is_captured(stream.as_raw()) } != Some(true) {
+        return Ok(());
+    }
+    let text = "the stream is captured, and a segment that is allocated in a graph is a part of it; allocate as much \
+                before the capture";
+    Err(Error::new(ErrorKind::Capturing, text))
+}
+
 /// # Safety
 ///
 /// As for `cudamem_torch_alloc`.
@@ -63,12 +76,12 @@ unsafe extern "C" fn alloc<const N: usize>(
         let bytes = usize::try_from(bytes)
             .map_err(|_| invalid(format!("a segment of {bytes} bytes was requested")))?;
         let layout = layout(bytes, 0)?;
+        let allocate = |stream: &Stream| {
+            refuse_captured(stream)?;
+            resource(N)?.allocate(layout, stream)
+        };
         // SAFETY: promised by the caller, in the words of the section above.
-        address = unsafe {
-            with_stream(device, stream.cast(), |stream| {
-                resource(N)?.allocate(layout, stream)
-            })
-        }?;
+        address = unsafe { with_stream(device, stream.cast(), allocate) }?;
         Ok(())
     });
     std::ptr::with_exposed_provenance_mut(address as usize)
