@@ -635,7 +635,7 @@ void cudamem_torch_throw_with(const void *function);
 void cudamem_torch_free(void *pointer, ptrdiff_t bytes, int device, struct CUstream_st *stream);
 
 /*
- PyTorch's record_stream: the free of this block will also be after what is then in stream.
+ PyTorch's record_stream: the free of this block will also be after what is then in stream. Other memory is ignored.
 
  The caller guarantees: The stream lives until the block is freed.
  */

@@ -232,7 +232,7 @@ pub unsafe extern "C" fn cudamem_torch_free(
     });
 }
 
-/// PyTorch's record_stream: the free of this block will also be after what is then in `stream`.
+/// PyTorch's record_stream: the free of this block will also be after what is then in `stream`. Other memory is ignored.
 ///
 /// # Safety
 ///
@@ -245,7 +245,10 @@ pub unsafe extern "C" fn cudamem_torch_record_stream(
     let address = pointer.expose_provenance() as u64;
     if address != 0 {
         hook("record_stream", || {
-            blocks::record(address, stream.cast());
+            // What is not ours is never freed here, and would stay recorded.
+            if memory::may_have(address) {
+                blocks::record(address, stream.cast());
+            }
             Ok(())
         });
     }

@@ -487,6 +487,44 @@ class Hooks(unittest.TestCase):
             """
         )
 
+    @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "calls are counted by the simulated driver")
+    def test_streams_recorded_for_other_memory_are_forgotten(self):
+        for use in ("use_arena()", "use_pool()"):
+            told = run(
+                f"""
+                {use}
+                driver = driver_with_context()
+                stream, other = new_stream(driver), new_stream(driver)
+                block = lib.cudamem_torch_alloc(1000, 0, stream)
+                lib.cudamem_torch_free(block, 1000, 0, stream)
+                # Not ours now, as memory of another library.
+                lib.cudamem_torch_record_stream(block, other)
+                assert lib.cudamem_torch_alloc(1000, 0, stream) == block
+                waits = driver.simcuda_calls(b"cuStreamWaitEvent"), driver.simcuda_calls(b"cuEventRecord")
+                lib.cudamem_torch_free(block, 1000, 0, stream)
+                found = driver.simcuda_calls(b"cuStreamWaitEvent"), driver.simcuda_calls(b"cuEventRecord")
+                assert found == waits, "the other stream is of no concern"
+                """
+            )
+            self.assertEqual(told, "")
+
+    @filtered
+    def test_blocks_of_captures_have_recorded_streams(self):
+        for use in ("use_arena()", "use_pool()"):
+            run(
+                f"""
+                {use}
+                begin(1, 2)
+                for size in (1000, 300_000, 50 * MIB):
+                    block = lib.cudamem_torch_alloc(size, 0, 2)
+                    lib.cudamem_torch_record_stream(block, 1)
+                    lib.cudamem_torch_free(block, size, 0, 2)
+                    # Others used it, so it is not reused in this capture.
+                    assert lib.cudamem_torch_alloc(size, 0, 2) != block
+                lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+                """
+            )
+
     def test_threads(self):
         run(
             """

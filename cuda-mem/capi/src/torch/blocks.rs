@@ -42,6 +42,17 @@ pub(super) fn record(address: u64, stream: CUstream) {
     table.count.store(streams.len(), Ordering::Relaxed);
 }
 
+/// Forgets what was recorded for an address before it was allocated: for memory that is not ours.
+pub(super) fn forget(address: u64) {
+    let table = Table::of(address);
+    if table.count.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let mut streams = table.streams();
+    streams.remove(&address);
+    table.count.store(streams.len(), Ordering::Relaxed);
+}
+
 /// The streams that were recorded for a block that is being freed, other than `own`.
 pub(super) fn take(address: u64, own: CUstream) -> Vec<CUstream> {
     let table = Table::of(address);
@@ -73,6 +84,14 @@ mod tests {
         record(block, handle(0x30));
         assert_eq!(take(block + 256, handle(0)), []);
         assert_eq!(take(block, handle(0x30)), [handle(0x10), handle(0x20)]);
+        assert_eq!(take(block, handle(0)), []);
+    }
+
+    #[test]
+    fn what_was_recorded_before_an_allocation_is_forgotten() {
+        let block = 0x7e00_0000_0100;
+        record(block, handle(0x10));
+        forget(block);
         assert_eq!(take(block, handle(0)), []);
     }
 }

@@ -193,9 +193,13 @@ impl Memory {
         };
         // SAFETY: promised by the caller, in the words of the section above.
         let allocated = unsafe { with_stream(self.number, stream, allocate) };
-        allocated.inspect_err(|_| {
-            self.failures.fetch_add(1, Ordering::Relaxed);
-        })
+        match &allocated {
+            Ok(address) => blocks::forget(*address),
+            Err(_) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        allocated
     }
 
     /// PyTorch's own allocator waits for the device, too, before it gives up.
@@ -441,6 +445,15 @@ pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
     all().find_map(|memory| match &memory.served {
         Served::Arena(arena, _) => arena.piece_at(address),
         Served::Pool(..) => None,
+    })
+}
+
+/// Whether memory at an address may be ours.
+pub(super) fn may_have(address: u64) -> bool {
+    all().any(|memory| match &memory.served {
+        Served::Arena(arena, _) => arena.piece_at(address).is_some(),
+        // A pool does not know its blocks.
+        Served::Pool(..) => true,
     })
 }
 
