@@ -133,9 +133,14 @@ pub(crate) fn refuse_in_fork() -> Result<(), Error> {
     Err(Error::new(ErrorKind::Forked, text))
 }
 
+/// Whether a handle names a default stream, which every device has.
+pub(crate) fn is_default(raw: CUstream) -> bool {
+    raw.addr() <= CU_STREAM_PER_THREAD.addr()
+}
+
 /// The device that a stream was used with; `None` for default streams, which every device has, and if it was not used yet.
 pub(crate) fn known_device(raw: CUstream) -> Option<c_int> {
-    if raw.addr() <= CU_STREAM_PER_THREAD.addr() {
+    if is_default(raw) {
         return None;
     }
     let streams = STREAMS.read().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +193,7 @@ pub unsafe extern "C" fn cudamem_stream_detach(device: c_int, stream: *mut CUstr
         refuse_in_fork()?;
         ordinal(device)?;
         let raw: CUstream = stream.cast();
-        if raw.addr() <= CU_STREAM_PER_THREAD.addr() {
+        if is_default(raw) {
             return Ok(());
         }
         let known = {

@@ -238,6 +238,36 @@ class Hooks(unittest.TestCase):
         )
         self.assertEqual(told, "")
 
+    @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "two devices are simulated")
+    def test_a_recorded_stream_is_of_its_own_device(self):
+        # The older driver says of which context a stream is.
+        for version in ("12000", "13000"):
+            told = run(
+                """
+                use_arena()
+                driver = driver_with_context(1)
+                other = new_stream(driver)
+                driver_with_context(0)
+                stream = new_stream(driver)
+                block = lib.cudamem_torch_alloc(1000, 0, stream)
+                lib.cudamem_torch_record_stream(block, other)
+                lib.cudamem_torch_free(block, 1000, 0, stream)
+                # Seen before, or not: a stream of device 1 is one.
+                block = lib.cudamem_torch_alloc(1000, 1, other)
+                assert block
+                lib.cudamem_torch_free(block, 1000, 1, other)
+                block = lib.cudamem_torch_alloc(1000, 0, stream)
+                before = driver.simcuda_calls(b"cuStreamWaitEvent")
+                lib.cudamem_torch_record_stream(block, other)
+                lib.cudamem_torch_free(block, 1000, 0, stream)
+                assert driver.simcuda_calls(b"cuStreamWaitEvent") == before + 1, "its own stream waits for the other device"
+                assert stats().allocated == 0
+                """,
+                CUDA_SIM_DEVICES="2",
+                CUDA_SIM_DRIVER_VERSION=version,
+            )
+            self.assertEqual(told, "")
+
     @filtered
     def test_a_short_request_gets_what_graphs_left(self):
         told = run(

@@ -11,14 +11,14 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuda_mem::arena::ExternalCapturePool;
-use cuda_mem::sys::{CU_STREAM_PER_THREAD, CUstream};
+use cuda_mem::sys::CUstream;
 use cuda_mem::{Error, Stream};
 
 use super::filter::Filter;
 use super::memory::Memory;
 use super::queries;
 use crate::status::invalid;
-use crate::stream::with_stream;
+use crate::stream::{is_default, with_stream};
 
 /// PyTorch's name of a pool for graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl Capture {
         if !filter.takes(stream) {
             return false;
         }
-        if self.stream == 0 && stream.addr() > CU_STREAM_PER_THREAD.addr() {
+        if self.stream == 0 && !is_default(stream) {
             // SAFETY: no default stream, and PyTorch allocates on it, so it is live.
             let is_captured = unsafe { queries::is_captured(stream) };
             if is_captured == Some(true) {

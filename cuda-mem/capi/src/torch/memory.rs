@@ -16,14 +16,14 @@ use once_cell::sync::OnceCell;
 
 use super::captures::PoolId;
 use super::config::{Source, config};
-use super::{TorchStats, blocks, captures};
+use super::{TorchStats, blocks, captures, queries};
 use crate::arena;
 use crate::log_file::LogFile;
 use crate::pool;
 use crate::recorder::Recorder;
 use crate::resource::{self, layout};
 use crate::status::invalid;
-use crate::stream::{known_device, ordinal, with_stream};
+use crate::stream::{is_default, known_device, ordinal, with_stream};
 
 /// More than a process can see.
 const DEVICES: usize = 64;
@@ -246,6 +246,26 @@ impl Memory {
         }
     }
 
+    /// The device of a stream that was recorded for a block of this one. On a guess the stream would count as of that device
+    /// from then on.
+    ///
+    /// # Safety
+    ///
+    /// The stream is live.
+    unsafe fn device_of(&self, stream: CUstream) -> Result<c_int, Error> {
+        if is_default(stream) {
+            return Ok(self.number);
+        }
+        let known = known_device(stream);
+        // SAFETY: promised by the caller, and no default stream.
+        let found = known.or_else(|| unsafe { queries::device_of(stream) });
+        found.ok_or_else(|| {
+            invalid(format!(
+                "the driver does not say of which device the recorded stream {stream:p} is"
+            ))
+        })
+    }
+
     /// # Safety
     ///
     /// As for `cudamem_torch_free`; the other streams are live.
@@ -265,7 +285,8 @@ impl Memory {
         }
         let (mut used, mut elsewhere) = (Vec::new(), Vec::new());
         for other in others {
-            let device = known_device(*other).unwrap_or(self.number);
+            // SAFETY: as above.
+            let device = unsafe { self.device_of(*other) }?;
             // SAFETY: as above.
             let stream = unsafe { with_stream(device, *other, |stream| Ok(stream.clone())) }?;
             match device == self.number {
