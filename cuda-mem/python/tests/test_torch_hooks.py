@@ -238,6 +238,37 @@ class Hooks(unittest.TestCase):
         )
         self.assertEqual(told, "")
 
+    @filtered
+    @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "calls are counted by the simulated driver")
+    def test_parked_frees_are_not_tried_during_captures(self):
+        told = run(
+            """
+            use_arena()
+            driver = driver_with_context()
+            stream = new_stream(driver)
+            block = lib.cudamem_torch_alloc(1000, 0, stream)
+            lib.cudamem_torch_record_stream(block, 2)
+            begin(1, stream.value)
+            begin_capture(driver, stream)
+            in_graph = lib.cudamem_torch_alloc(1000, 0, stream)
+            # Of before the capture.
+            lib.cudamem_torch_free(block, 1000, 0, stream)
+            assert stats().allocated == 1000
+            other = lib.cudamem_torch_alloc(1000, 0, None)
+            lib.cudamem_torch_free(other, 1000, 0, None)
+            before = driver.simcuda_calls_total()
+            for _ in range(100):
+                other = lib.cudamem_torch_alloc(1000, 0, None)
+                lib.cudamem_torch_free(other, 1000, 0, None)
+            # One for each allocation: whether the capture goes on.
+            assert driver.simcuda_calls_total() - before == 100, driver.simcuda_calls_total() - before
+            end_capture(driver, stream)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            assert stats().allocated == 0
+            """
+        )
+        self.assertEqual(told, "")
+
     @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "two devices are simulated")
     def test_a_recorded_stream_is_of_its_own_device(self):
         # The older driver says of which context a stream is.

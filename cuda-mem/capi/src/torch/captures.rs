@@ -237,9 +237,14 @@ pub(super) fn end(device: c_int, id: PoolId) {
     drop(ended);
 }
 
+/// Whether PyTorch captures a stream.
+pub(super) fn any() -> bool {
+    CAPTURES.load(Ordering::Relaxed) > 0
+}
+
 /// The capture that a stream belongs to. Asks PyTorch, which may throw an exception.
 pub(super) fn of(device: c_int, stream: CUstream) -> Option<PoolId> {
-    if CAPTURES.load(Ordering::Relaxed) == 0 {
+    if !any() {
         return None;
     }
     // Dropped after the lock.

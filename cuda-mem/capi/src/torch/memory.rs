@@ -176,7 +176,8 @@ impl Memory {
         if bytes == 0 {
             return Ok(0);
         }
-        if capture.is_none() && self.has_parked.load(Ordering::Relaxed) {
+        // They were parked because of a capture, and its end tries them again.
+        if self.has_parked.load(Ordering::Relaxed) && !captures::any() {
             self.free_parked();
         }
         let layout = layout(bytes, 0)?;
