@@ -102,6 +102,27 @@ class Logs(unittest.TestCase):
         self.assertEqual(actions_in(self.path)["allocate"], 1)
 
 
+class Shims(unittest.TestCase):
+    def test_a_machine_that_cannot_build_one_goes_without(self):
+        no_home = """
+            import pathlib
+            def home():
+                raise RuntimeError("Could not determine home directory.")
+            pathlib.Path.home = home
+            """
+        for prelude, variables in ((no_home, {"XDG_CACHE_HOME": ""}), ("", {"CXX": "'g++"}), ("", {"CXX": "/no/such"})):
+            use = textwrap.dedent(prelude) + "cuda_mem.torch.use_arena()\nwork(1)"
+            self.assertEqual(run(use, **variables), "")
+            fails = """
+                try:
+                    cuda_mem.torch.use_arena(shim=True)
+                    raise SystemExit("there is none")
+                except RuntimeError as error:
+                    assert "shim=True needs" in str(error), error
+                """
+            run(textwrap.dedent(prelude) + textwrap.dedent(fails), **variables)
+
+
 class Statistics(unittest.TestCase):
     def test_questions_start_nothing(self):
         run(

@@ -190,10 +190,11 @@ def _shim(required: bool) -> str | None:
         if required:
             raise RuntimeError("shim=True is not supported on Windows")
         return None
-    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
     try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
         outcome = _build_shim(compiler)
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:
+        # No compiler, no home, and a name of a compiler that is no command.
         outcome = error
     if isinstance(outcome, str):
         return outcome
