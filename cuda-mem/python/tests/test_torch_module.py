@@ -141,6 +141,28 @@ class Statistics(unittest.TestCase):
             """
         )
 
+    def test_the_peak_does_not_fall(self):
+        run(
+            """
+            cuda_mem.torch.use_arena(shim=False)
+            torch.cuda.initialized = True
+            found = {"allocated": 1, "allocated_peak": 100, "graphs_allocated": 50}
+            zeros = dict.fromkeys(cuda_mem.torch.stats(), 0)
+            cuda_mem.torch.stats = lambda device=None: zeros | found
+            assert cuda_mem.torch.max_memory_allocated() == 150
+            found["graphs_allocated"] = 10
+            assert cuda_mem.torch.max_memory_allocated() == 150
+            assert torch.cuda.memory_stats_as_nested_dict()["active_bytes"]["all"]["peak"] == 150
+            found["allocated_peak"] = 200
+            assert cuda_mem.torch.max_memory_allocated(0) == 210
+            assert cuda_mem.torch.max_memory_allocated("cuda:1") == 210, "the same answer, of another device"
+            found["allocated_peak"] = 1
+            cuda_mem.torch.reset_peak_memory_stats()
+            assert cuda_mem.torch.max_memory_allocated() == 11
+            assert cuda_mem.torch.max_memory_allocated(1) == 210
+            """
+        )
+
     @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
     def test_a_fork_has_no_statistics(self):
         run(

@@ -265,6 +265,11 @@ def stats(device: Any = None) -> dict[str, int]:
     return {name: getattr(found, name) for name, _ in found._fields_}
 
 
+# The most that was told of each device since its peaks were reset. Of graphs only the bytes now are counted, so a sum could
+# be less than the one before.
+_peaks: dict[int, int] = {}
+
+
 def _nested(device: Any = None) -> dict[str, Any]:
     """As `torch.cuda.memory_stats_as_nested_dict`. What is not counted is 0."""
     if not torch.cuda.is_initialized():
@@ -277,10 +282,9 @@ def _nested(device: Any = None) -> dict[str, Any]:
         none = dict.fromkeys(numbers, 0)
         return {"all": numbers, "small_pool": none, "large_pool": none}
 
-    graphs = found["graphs_allocated"]
-    allocated = counter(
-        found["allocated"] + graphs, found["allocated_peak"] + graphs, found["allocated_total"] + graphs
-    )
+    graphs, number = found["graphs_allocated"], _number(device)
+    peak = _peaks[number] = max(found["allocated_peak"] + graphs, _peaks.get(number, 0))
+    allocated = counter(found["allocated"] + graphs, peak, found["allocated_total"] + graphs)
     blocks = counter(found["allocations"], found["allocations_peak"], found["allocations_total"])
     reserved = counter(found["reserved"], found["reserved_peak"], found["reserved_peak"])
     nothing = counter()["all"]
@@ -343,7 +347,9 @@ def max_memory_reserved(device: Any = None) -> int:
 def reset_peak_memory_stats(device: Any = None) -> None:
     """As `torch.cuda.reset_peak_memory_stats`."""
     if torch.cuda.is_initialized():
-        check(c.library.cudamem_torch_reset_peaks(_number(device)))
+        number = _number(device)
+        check(c.library.cudamem_torch_reset_peaks(number))
+        _peaks.pop(number, None)
 
 
 def _answer_statistics() -> None:
