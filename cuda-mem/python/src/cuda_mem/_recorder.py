@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import os
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -93,8 +95,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _depth = 0
 
 
-@_FRAMES
-def _frames(text: Any, size: int) -> int:
+def _write_frames(text: Any, size: int) -> int:
     """Writes the frames of the calling thread, as C takes them."""
     names = []
     frame = sys._getframe().f_back
@@ -112,6 +113,32 @@ def _frames(text: Any, size: int) -> int:
     return len(found)
 
 
+_frames = _FRAMES(_write_frames)
+
+
+def _interrupt_soon() -> None:
+    # The call that asked for frames has returned by then. If the next one is met, this is done again.
+    time.sleep(0.01)
+    _thread.interrupt_main()
+
+
+class _Unraisable:
+    """In the place of `sys.unraisablehook` while stacks are recorded. ctypes swallows what is raised in a function that C
+    calls, and Control-C is often met there, also before its first line. It is raised again once C has returned."""
+
+    def __init__(self) -> None:
+        self.before = sys.unraisablehook
+
+    def __call__(self, unraisable: Any) -> None:
+        # Newer versions of Python name the function in the text.
+        is_ours = unraisable.object is _write_frames or repr(_write_frames) in (unraisable.err_msg or "")
+        if is_ours and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # Raised here it would be swallowed as well.
+            _thread.start_new_thread(_interrupt_soon, ())
+        else:
+            self.before(unraisable)
+
+
 def record_stacks(depth: int = 32) -> None:
     """From now on recorded requests have the lines of Python that they come from, `depth` at most; 0 for none.
 
@@ -120,6 +147,11 @@ def record_stacks(depth: int = 32) -> None:
     """
     global _depth
     _depth = depth
+    hook = sys.unraisablehook
+    if depth and not isinstance(hook, _Unraisable):
+        sys.unraisablehook = _Unraisable()
+    elif not depth and isinstance(hook, _Unraisable):
+        sys.unraisablehook = hook.before
     c.library.cudamem_recorder_frames_with(ctypes.cast(_frames, ctypes.c_void_p) if depth else None)
 
 
