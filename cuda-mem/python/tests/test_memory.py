@@ -267,6 +267,26 @@ class Arrays(unittest.TestCase):
         self.assertEqual(self.arena.stats().live_blocks, 1)
         del again
 
+    @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
+    def test_buffers_that_go_in_a_fork_are_the_parents(self):
+        program = """
+import gc, os, sys
+import cuda_mem
+arena = cuda_mem.Arena()
+buffer, other = cuda_mem.Buffer(1000, "u1", arena), cuda_mem.Buffer(1000, "u1", cuda_mem.Statistics(cuda_mem.Pool()))
+child = os.fork()
+if child == 0:
+    del buffer, other
+    gc.collect()
+    os._exit(len(arena._parked))
+assert os.waitpid(child, 0)[1] == 0
+assert arena.stats().live_blocks == 1
+"""
+        # Python warns of forks where there are threads, as the driver's are.
+        python = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
+        outcome = subprocess.run(python, capture_output=True, text=True, timeout=60)
+        self.assertEqual((outcome.returncode, outcome.stderr), (0, ""))
+
     def test_types_and_shapes(self):
         self.assertEqual(cuda_mem.Buffer((), "c16", self.arena).nbytes, 16)
         self.assertEqual(cuda_mem.Buffer((0, 5), "f2", self.arena).to_bytes(), b"")

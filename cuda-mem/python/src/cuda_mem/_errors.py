@@ -46,6 +46,10 @@ _CLASSES = {
 }
 
 
+FORKED = 10
+"""The status in a fork of a process that has used a GPU."""
+
+
 def check(status: int) -> None:
     """Raises what a function of the library reported."""
     if status == 0:

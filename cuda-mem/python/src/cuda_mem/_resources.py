@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
-from ._errors import Error, check
+from ._errors import FORKED, Error, check
 from ._recorder import Recorder
 from ._streams import handle_for, handle_of, keep
 
@@ -161,6 +161,9 @@ class Resource:
             keep(self._device, stream, owner)
             self.deallocate(address, size, stream)
         except Error as error:
+            if error.status == FORKED:
+                # The block is the parent's.
+                return
             if not error.had_no_effect:
                 raise
             self._parked.append((address, size, stream, owner))
