@@ -267,6 +267,48 @@ class Arrays(unittest.TestCase):
         self.assertEqual(self.arena.stats().live_blocks, 1)
         del again
 
+    def captured(self):
+        """A stream, its driver, and the start and end of a capture."""
+        driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", DRIVER))
+        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.assertEqual(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
+        self.assertEqual(driver.cuCtxSetCurrent(context), 0)
+        self.assertEqual(driver.cuStreamCreate(ctypes.byref(stream), 1), 0)
+
+        def begin():
+            self.assertEqual(driver.cuStreamBeginCapture_v2(stream, 0), 0)
+
+        def end():
+            driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+
+        self.addCleanup(end)
+        return stream.value, begin, end
+
+    def test_a_resource_frees_what_is_parked_before_it_goes(self):
+        stream, begin, end = self.captured()
+        below = cuda_mem.Arena()
+        counting = cuda_mem.Statistics(below)
+        buffer = cuda_mem.Buffer(1000, "u1", counting, stream)
+        begin()
+        del buffer
+        gc.collect()
+        end()
+        self.assertEqual(below.stats().live_blocks, 1)
+        del counting
+        gc.collect()
+        self.assertEqual(below.stats().live_blocks, 0)
+
+    def test_a_resource_that_cannot_free_yet_says_so(self):
+        stream, begin, end = self.captured()
+        counting = cuda_mem.Statistics(cuda_mem.Arena())
+        buffer = cuda_mem.Buffer(1000, "u1", counting, stream)
+        begin()
+        del buffer
+        with self.assertWarnsRegex(RuntimeWarning, "memory is lost"):
+            del counting
+            gc.collect()
+        end()
+
     @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
     def test_buffers_that_go_in_a_fork_are_the_parents(self):
         program = """

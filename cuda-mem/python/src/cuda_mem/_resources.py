@@ -6,6 +6,7 @@ import ctypes
 import json
 import operator
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -104,6 +105,7 @@ class Resource:
 
     # Modules are emptied before the last objects end.
     _release = staticmethod(c.library.cudamem_resource_release)
+    _is_finalizing = staticmethod(sys.is_finalizing)
 
     # Kept, so that its file is completed when Python exits.
     _recorder: Recorder | None = None
@@ -203,7 +205,15 @@ class Resource:
                 return json.load(file)
 
     def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
+        handle = getattr(self, "_handle", None)
+        if handle and self._parked and not self._is_finalizing():
+            self._free_parked()
+            if self._parked:
+                # It may not be released with blocks in it.
+                count = len(self._parked)
+                warnings.warn(f"memory is lost: {self!r} went with {count} blocks of captured streams", RuntimeWarning)
+                handle = None
+        self._handle = None
         if handle:
             self._release(handle)
 
