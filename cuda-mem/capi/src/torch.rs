@@ -7,6 +7,7 @@ mod blocks;
 mod captures;
 mod config;
 mod filter;
+mod fractions;
 mod memory;
 mod queries;
 mod segments;
@@ -264,7 +265,7 @@ pub extern "C" fn cudamem_torch_reset() {
 /// PyTorch's set_per_process_memory_fraction: the most that is held of the device's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_torch_set_memory_fraction(fraction: f64, device: c_int) {
-    hook("memory fraction", || memory::set_fraction(fraction, device));
+    hook("memory fraction", || fractions::set(fraction, device));
 }
 
 /// The memory around an address that is mapped as one, for PyTorch. Null if it is not known.

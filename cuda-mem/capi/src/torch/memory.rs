@@ -16,7 +16,7 @@ use once_cell::sync::OnceCell;
 
 use super::captures::PoolId;
 use super::config::{Source, config};
-use super::{TorchStats, blocks, captures, queries};
+use super::{TorchStats, blocks, captures, fractions, queries};
 use crate::arena;
 use crate::log_file::LogFile;
 use crate::pool;
@@ -29,13 +29,6 @@ use crate::stream::{is_default, known_device, ordinal, with_stream};
 const DEVICES: usize = 64;
 
 static MEMORY: [OnceCell<Memory>; DEVICES] = [const { OnceCell::new() }; DEVICES];
-
-/// Of devices that were not used yet.
-static FRACTIONS: Mutex<Vec<(c_int, f64)>> = Mutex::new(Vec::new());
-
-fn fractions() -> MutexGuard<'static, Vec<(c_int, f64)>> {
-    FRACTIONS.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What serves one device.
 #[derive(Debug)]
@@ -101,14 +94,7 @@ impl Memory {
         let config = config()?;
         let device = Driver::load()?.device(ordinal(number)?)?;
         let context = device.primary_context()?;
-        let fraction = fractions()
-            .iter()
-            .find(|(of, _)| *of == number)
-            .map(|found| found.1);
-        let max = match fraction {
-            Some(fraction) => share(&device, fraction)?,
-            None => u64::MAX,
-        };
+        let max = fractions::limit_of(number, &device)?;
         let recorder = match &config.record {
             None => None,
             Some(path) => {
@@ -409,6 +395,21 @@ impl Memory {
         Ok(())
     }
 
+    /// Limits what is held to a share of the device's memory, and to the limit of the options.
+    pub(super) fn limit_to(&self, fraction: f64) -> Result<(), Error> {
+        match &self.served {
+            Served::Arena(arena, limit) => {
+                arena.set_max_bytes(fractions::share(&self.device, fraction)?.min(*limit));
+                Ok(())
+            }
+            Served::Pool(..) => {
+                let text = "the maximum size of a pool is chosen when it is created; set the fraction before the first \
+                            allocation";
+                Err(Error::new(ErrorKind::NotSupported, text))
+            }
+        }
+    }
+
     /// What serves the device, without PyTorch's counts.
     pub(super) fn resource(&self) -> (Resource, resource::Source) {
         match &self.served {
@@ -418,10 +419,6 @@ impl Memory {
             Served::Pool(pool, _) => (pool.clone(), resource::Source::Pool),
         }
     }
-}
-
-fn share(device: &Device, fraction: f64) -> Result<u64, Error> {
-    Ok((device.total_memory()? as f64 * fraction) as u64)
 }
 
 pub(super) fn reset() -> Result<(), Error> {
@@ -435,32 +432,6 @@ pub(super) fn reset() -> Result<(), Error> {
         outcome = outcome.and(emptied);
     }
     outcome
-}
-
-pub(super) fn set_fraction(fraction: f64, device: c_int) -> Result<(), Error> {
-    if !(fraction > 0.0 && fraction <= 1.0) {
-        return Err(invalid(format!(
-            "a fraction of {fraction}; it is more than 0 and at most 1"
-        )));
-    }
-    let place = place(device)?;
-    {
-        let mut known = fractions();
-        known.retain(|(of, _)| *of != device);
-        known.push((device, fraction));
-    }
-    match place.get().map(|memory| (&memory.served, &memory.device)) {
-        None => Ok(()),
-        Some((Served::Arena(arena, limit), device)) => {
-            arena.set_max_bytes(share(device, fraction)?.min(*limit));
-            Ok(())
-        }
-        Some((Served::Pool(..), _)) => {
-            let text = "the maximum size of a pool is chosen when it is created; set the fraction before the first \
-                        allocation";
-            Err(Error::new(ErrorKind::NotSupported, text))
-        }
-    }
 }
 
 pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
