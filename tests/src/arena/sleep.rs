@@ -241,7 +241,7 @@ fn what_is_released_after_the_copies_may_use_the_arena(env: &Environment) -> Res
     let (device, stream) = (env.device()?, env.stream()?);
     let arena = Arena::builder(&device).build()?;
     let resource = Resource::from(arena.clone());
-    let live = blocks(&resource, &[stream.clone()])?;
+    let live = blocks(&resource, std::slice::from_ref(&stream))?;
     // SAFETY: nothing uses the memory before it is woken.
     unsafe { arena.sleep(SleepContents::Keep) }?;
     let trims = Resource::new(Trims::new(device, &arena));

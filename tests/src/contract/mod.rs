@@ -21,6 +21,8 @@ mod imports;
 #[cfg(unix)]
 mod ipc;
 #[cfg(unix)]
+mod ipc_captures;
+#[cfg(unix)]
 mod ipc_ends;
 #[cfg(unix)]
 mod ipc_exports;
