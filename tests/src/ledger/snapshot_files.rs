@@ -302,7 +302,7 @@ fn blocks_of_pools_are_segments(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn viewers_can_go_back_while_threads_allocate(env: &Environment) -> Result<()> {
-    let recorder = Recorder::ring(20_000);
+    let recorder = Recorder::ring(4_000);
     let arena = Arena::builder(&env.device()?).record(&recorder).build()?;
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;
@@ -325,7 +325,7 @@ fn viewers_can_go_back_while_threads_allocate(env: &Environment) -> Result<()> {
                 })
             })
             .collect();
-        let shown = (0..30).try_for_each(|_| {
+        let shown = (0..10).try_for_each(|_| {
             let snapshot = arena.snapshot();
             require_shown(&snapshot, &recorder.recording()).map(drop)
         });
