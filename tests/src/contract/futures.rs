@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::ErrorKind;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::kernel::Launch;
@@ -98,6 +98,31 @@ fn many_tasks_wait_on_few_threads(env: &Environment) -> Result<()> {
     for (expected, output) in (0..).zip(outputs) {
         ensure!(output? == expected);
     }
+    Ok(())
+}
+
+/// Alone, because freeing pinned memory waits for the device (R131).
+#[apply(case_alone)]
+fn memory_returns_once_the_work_before_the_future_is_done(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let stream = env.stream()?;
+    let mut staging = env.context()?.pinned::<u32>(100)?.lend(&stream)?;
+    staging.copy_from(&env.pool()?.alloc_from(&stream, &[7_u32; 100])?)?;
+    let mut returned = pin!(staging.returned());
+    let held = hold(&stream)?; // later work
+    let count = Arc::<Wakes>::default();
+    let mut polled = poll(returned.as_mut(), &count);
+    if polled.is_pending() {
+        count.wait(1).context("it waits for later work")?;
+        polled = poll(returned.as_mut(), &count);
+    }
+    let Poll::Ready(memory) = polled else {
+        bail!("it waits for later work");
+    };
+    let memory = memory?;
+    let is_there = *memory == [7; 100];
+    drop(held); // the free waits for it
+    ensure!(is_there);
     Ok(())
 }
 

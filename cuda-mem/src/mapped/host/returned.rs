@@ -16,24 +16,16 @@ use crate::stream::completion::Completion;
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Returned<H: HostMemory> {
     memory: Option<InFlightBuffer<H>>,
-    completion: Option<Completion>,
+    /// Of the work that was submitted when the future was made, or why that cannot be waited for.
+    completion: Option<Result<Completion>>,
 }
 
 impl<H: HostMemory> Returned<H> {
     pub(super) fn new(memory: InFlightBuffer<H>) -> Self {
         Self {
+            completion: Some(memory.completion()),
             memory: Some(memory),
-            completion: None,
         }
-    }
-
-    fn completion(&mut self) -> Result<&mut Completion> {
-        if let Some(memory) = &self.memory
-            && self.completion.is_none()
-        {
-            self.completion = Some(memory.completion()?);
-        }
-        self.completion.as_mut().ok_or_else(taken_back)
     }
 }
 
@@ -44,12 +36,16 @@ impl<H: HostMemory> Future for Returned<H> {
     type Output = Result<H, Failed<InFlightBuffer<H>>>;
 
     fn poll(mut self: Pin<&mut Self>, task: &mut task::Context<'_>) -> Poll<Self::Output> {
-        let polled = match self.completion() {
-            Ok(completion) => Pin::new(completion).poll(task),
-            Err(error) => Poll::Ready(Err(error)),
-        };
-        let Poll::Ready(result) = polled else {
-            return Poll::Pending;
+        let result = match self.completion.take() {
+            Some(Ok(mut completion)) => match Pin::new(&mut completion).poll(task) {
+                Poll::Ready(result) => result,
+                Poll::Pending => {
+                    self.completion = Some(Ok(completion));
+                    return Poll::Pending;
+                }
+            },
+            Some(Err(error)) => Err(error),
+            None => Err(taken_back()),
         };
         Poll::Ready(match (self.memory.take(), result) {
             (Some(memory), Ok(())) => memory.into_host(),
