@@ -158,6 +158,10 @@ fn a_buffer_that_a_threads_own_stream_uses_may_be_freed_elsewhere(env: &Environm
         })
     };
     let failures = cuda_mem::base::drop_counts().failures;
+    let mut used = used_there()?;
+    used.fill(4)?;
+    ensure!(used.to_vec()? == [4; 1000], "it can be used elsewhere, too");
+    used.free()?;
     used_there()?.free()?;
     drop(used_there()?);
     ensure!(cuda_mem::base::drop_counts().failures == failures);

@@ -31,10 +31,11 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::ledger;
 use crate::memory::pool::{self, MemoryPool, PoolBuilder};
-use crate::memory::slice::{DeviceSlice, DeviceSliceMut, OnStream, PendingUses, Span};
+use crate::memory::slice::{
+    DeviceSlice, DeviceSliceMut, OnStream, PendingUses, Span, wait_for_use,
+};
 use crate::stream::context::Context;
 use crate::stream::event::Event;
-use crate::stream::join::order;
 use crate::stream::{Stream, StreamRef};
 
 /// `len` elements of device memory, allocated and freed in the order of a stream.
@@ -147,7 +148,8 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// Makes the buffer's stream wait for streams that may still use the memory because a slice [on](Self::on) one of
     /// them was leaked, or a wait failed. Every other method does this itself; call it before using [`as_raw`](Self::as_raw). Usually
-    /// there is nothing to wait for, and no driver call is made.
+    /// there is nothing to wait for, and no driver call is made. For the own stream of another thread, the host waits for
+    /// its whole context.
     ///
     /// # Errors
     ///
@@ -157,7 +159,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn wait_for_pending_uses(&mut self) -> Result<()> {
         let pending_uses = self.pending_uses.get_mut();
         while let Some(other) = pending_uses.last() {
-            order(other.stream.as_ref(), self.stream.as_ref())?;
+            wait_for_use(&other.stream, &self.stream)?;
             pending_uses.pop();
         }
         Ok(())

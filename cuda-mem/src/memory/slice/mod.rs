@@ -8,7 +8,7 @@ mod transfer;
 
 pub use mutable::DeviceSliceMut;
 pub use on_stream::OnStream;
-pub(crate) use pending_uses::PendingUses;
+pub(crate) use pending_uses::{PendingUses, wait_for_use};
 pub(crate) use span::Span;
 pub(crate) use transfer::pattern;
 

@@ -61,6 +61,10 @@ impl Drop for OnStream<'_> {
         let Some(borrowed) = self.0.take() else {
             return;
         };
+        // The next use of the memory waits for that in its own way.
+        if borrowed.other.is_foreign() {
+            return;
+        }
         report::release("slice on another stream", || {
             // On failure the use stays pending, and is waited for before the memory's next use.
             order(borrowed.other.as_ref(), borrowed.home.as_ref())?;

@@ -6,7 +6,9 @@ use std::ops::{Deref, Range};
 
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::base::error::Result;
 use crate::stream::Stream;
+use crate::stream::join::order;
 
 /// A stream that may still use part of a memory.
 #[derive(Clone)]
@@ -25,6 +27,16 @@ impl PendingUse {
     pub(super) fn is_in_the_way(&self, bytes: &Range<CUdeviceptr>, writes: bool) -> bool {
         (writes || !self.reads) && self.bytes.start < bytes.end && bytes.start < self.bytes.end
     }
+}
+
+/// Lets `own` come after the work of a pending use's stream. Nothing can be ordered with the own stream of another thread,
+/// so the host waits for all of its context.
+#[cold]
+pub(crate) fn wait_for_use(other: &Stream, own: &Stream) -> Result<()> {
+    if other.is_foreign() {
+        return other.as_ref().wait_foreign();
+    }
+    order(other.as_ref(), own.as_ref())
 }
 
 /// A list that is nearly always empty. An empty list is one word, and one check when the buffer ends.

@@ -7,14 +7,13 @@ use std::ops::{Bound, Range, RangeBounds};
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
-use super::pending_uses::{PendingUse, PendingUses};
+use super::pending_uses::{PendingUse, PendingUses, wait_for_use};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::stream::Stream;
 use crate::stream::context::Context;
-use crate::stream::join::order;
 
 /// `len` elements of device memory, and the stream in whose order they are used.
 pub(crate) struct Span<'a, T> {
@@ -192,7 +191,7 @@ impl<'a, T: Pod> Span<'a, T> {
 
     /// Makes the stream wait for other streams that may still use the range: for writers, and for readers too if the
     /// range is to be written. Those were leaked, or a wait for them failed: while such a use can submit work, its
-    /// borrow excludes this one.
+    /// borrow excludes this one. For the own stream of another thread, the host waits for its whole context.
     pub(crate) fn wait_for_pending_uses(&self, writes: bool) -> Result<()> {
         let Some(pending_uses) = self.pending_uses else {
             return Ok(());
@@ -203,7 +202,7 @@ impl<'a, T: Pod> Span<'a, T> {
         let next = || Ok::<_, Error>(pending_uses.lock()?.iter().find(is_in_the_way).cloned());
         // The driver is not called under the lock.
         while let Some(pending_use) = next()? {
-            order(pending_use.stream.as_ref(), self.stream.as_ref())?;
+            wait_for_use(&pending_use.stream, self.stream)?;
             pending_uses.lock()?.remove(pending_use.number);
         }
         Ok(())
