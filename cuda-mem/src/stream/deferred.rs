@@ -60,6 +60,8 @@ const PASSES: usize = 4;
 
 static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
 static IS_POLLING: AtomicBool = AtomicBool::new(false);
+/// A wait for a whole context was over, and the entries were not all tried since.
+static IS_ALL_WANTED: AtomicBool = AtomicBool::new(false);
 
 fn queue() -> MutexGuard<'static, VecDeque<Entry>> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -157,12 +159,24 @@ pub(crate) fn poll_all() {
 
 #[cold]
 fn poll_entries(all: bool) {
-    let Some(_poll) = may_release().then(Poll::begin).flatten() else {
+    if !may_release() {
+        return;
+    }
+    if all {
+        // Whoever polls looks at all of them, if that is another thread.
+        IS_ALL_WANTED.store(true, Ordering::Release);
+    }
+    let Some(_poll) = Poll::begin() else {
         return;
     };
+    let mut is_all = false;
     for _ in 0..PASSES {
         let entries = queue().len();
-        let released = pass(entries, all);
+        is_all |= IS_ALL_WANTED.swap(false, Ordering::AcqRel);
+        let released = pass(entries, is_all);
+        if IS_ALL_WANTED.load(Ordering::Acquire) {
+            continue;
+        }
         // Only what is new can have become possible.
         if released == 0 || queue().len() <= entries - released {
             break;
