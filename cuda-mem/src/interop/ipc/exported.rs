@@ -61,7 +61,8 @@ impl Channel {
 /// A buffer on loan to another process. The buffer cannot be used or freed here until that process gives it back, so
 /// that it frees first, as the driver requires (R56).
 ///
-/// Dropping it waits too, until the buffer comes back or the other process ends. If it is leaked, the buffer can be
+/// Dropping it waits too, until the buffer comes back or the other process ends, and as long as reading the socket fails.
+/// If it is leaked, the buffer can be
 /// freed while the other process uses it; that process then reads and writes memory that may be in other use, since it
 /// stays mapped there (measured).
 #[must_use = "it waits for the other process when dropped"]

@@ -83,7 +83,7 @@ impl Channel {
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
     ///
     /// If the buffer was [lent](Self::lend), the other end waits for it. [`give_back`](Self::give_back) ends that wait.
-    /// Dropping the buffer does too, once a later wait or release in this process finds the work in its stream done. If a
+    /// Dropping the buffer does too, once a later wait or release in this process finds no work left in its stream. If a
     /// lent buffer cannot be imported, the wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
     ///
     /// # Safety
@@ -127,8 +127,8 @@ impl Channel {
     /// Waits until the work of a received buffer is complete, frees the buffer, and notifies the other end, which waits
     /// for that in [`ExportedBuffer`](super::ExportedBuffer).
     ///
-    /// If the buffer comes back with the error, you can try again. If it is dropped instead, or does not come back, the
-    /// other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,
+    /// If the buffer comes back with the error, you can try again. If its stream could not be waited for and it is dropped
+    /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,
     /// the channel is closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
     ///
     /// # Errors

@@ -79,7 +79,7 @@ enum Answer {
     Release,
     /// The same, because giving it back has failed.
     Failed(String),
-    /// [`Channel::give_back`](super::Channel::give_back), or it has been told.
+    /// [`Channel::give_back`](super::Channel::give_back), or it was answered already.
     Caller,
 }
 
