@@ -356,7 +356,7 @@ impl ArenaBuilder {
             slack: self.slack,
             growth_wait: self.growth_wait,
         };
-        let kind = Kind::Upstream(Upstream::over(upstream, self.max));
+        let kind = Kind::Upstream(Upstream::new(upstream, self.max));
         let backing = Backing::new(kind, self.recorder);
         Ok(assemble(backing, properties, self.reuse, sizes))
     }
@@ -364,7 +364,7 @@ impl ArenaBuilder {
     #[track_caller]
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
-        let kind = Kind::Upstream(Upstream::over(upstream, u64::MAX));
+        let kind = Kind::Upstream(Upstream::new(upstream, u64::MAX));
         let backing = Backing::new(kind, None);
         let sizes = Sizes {
             initial: 0,

@@ -92,6 +92,10 @@ unsafe impl MemoryResource for Inner {
     fn trim_to(&self, keep: u64) -> Result<()> {
         Self::trim_to(self, keep)
     }
+
+    fn may_call_program(&self) -> bool {
+        self.backing.may_call_program()
+    }
 }
 
 impl Inner {

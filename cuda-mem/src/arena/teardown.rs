@@ -42,6 +42,11 @@ impl Deferred for EndedArena {
                 Err(error) => failed = Some(error),
             }
         }
+        match self.backing.give_back_refused() {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
+            Err(error) => failed = Some(error),
+        }
         match failed {
             Some(error) => Outcome::GivenUp(error),
             None => Outcome::Done,

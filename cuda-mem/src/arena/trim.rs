@@ -81,7 +81,7 @@ impl Reclaim for Inner {
             return false;
         }
         // A resource of the program may want a lock that this thread holds, in its call of another resource.
-        if self.backing.may_call_out() && ResourceCall::is_running() {
+        if self.backing.may_call_program() && ResourceCall::is_running() {
             return false;
         }
         // Another thread is growing or trimming, or this arena itself is out of memory.
@@ -126,7 +126,7 @@ impl Inner {
         self.backing.observer.trims(keep);
         let chunks = self.take_chunks(keep, search);
         // With an upstream no lock is held, because it may call back.
-        let mut failed = Ok(());
+        let mut failed = self.backing.give_back_refused();
         for chunk in chunks {
             // SAFETY: the chunk is not in the bookkeeping, and all work that used it is done.
             let released = unsafe { self.backing.release(chunk) };

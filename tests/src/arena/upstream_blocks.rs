@@ -6,7 +6,7 @@ use std::alloc::Layout;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::memory::{DirectResource, MemoryProperties};
 use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryResource, Resource, Stream};
 
@@ -134,6 +134,8 @@ fn an_arena_without_memory_calls_no_resource_of_the_program(env: &Environment) -
     let resource = Resource::from(arena.clone());
     let over = Arena::over(Trims::new(device, &arena));
     drop(over.alloc::<u8>(&stream, GIB)?);
+    let plain = Arena::over(DirectResource::new(device));
+    drop(plain.alloc::<u8>(&stream, GIB)?);
     stream.synchronize()?;
     let mut blocks = Vec::new();
     let error = loop {
@@ -144,6 +146,7 @@ fn an_arena_without_memory_calls_no_resource_of_the_program(env: &Environment) -
     };
     ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
     ensure!(over.stats().reserved > 0, "{}", over.stats());
+    ensure!(plain.stats().reserved == 0, "{}", plain.stats());
     drop(blocks);
     stream.synchronize()?;
     over.trim_to(0)?;
@@ -201,20 +204,32 @@ unsafe impl MemoryResource for Reluctant {
 #[apply(case)]
 fn a_block_that_is_not_taken_back_at_once_is_not_lost(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
-    let below = Arc::new(Reluctant {
-        below: DirectResource::new(env.device()?),
-        refusals: AtomicU64::new(1),
-        live: AtomicU64::new(0),
-    });
-    let (arena, stream) = (Arena::over(Arc::clone(&below)), env.stream()?);
-    let error = arena
-        .alloc::<u8>(&stream, MIB)
-        .expect_err("it does not fit");
-    ensure!(error.kind() == ErrorKind::Capturing, "{error}");
-    drop(arena.alloc::<u8>(&stream, MIB)?);
-    stream.synchronize()?;
-    arena.trim_to(0)?;
-    let live = below.live.load(Ordering::SeqCst);
-    ensure!(live == 0, "{live} blocks are lost");
+    let stream = env.stream()?;
+    type End = fn(Arena, &Stream) -> Result<()>;
+    let ends: [(&str, End); 3] = [
+        ("another request", |arena, stream| {
+            drop(arena.alloc::<u8>(stream, MIB)?);
+            stream.synchronize()?;
+            Ok(arena.trim_to(0)?)
+        }),
+        ("a trim", |arena, _| Ok(arena.trim_to(0)?)),
+        ("its end", |arena, _| {
+            drop(arena);
+            Ok(())
+        }),
+    ];
+    for (what, end) in ends {
+        let below = Arc::new(Reluctant {
+            below: DirectResource::new(env.device()?),
+            refusals: AtomicU64::new(1),
+            live: AtomicU64::new(0),
+        });
+        let arena = Arena::over(Arc::clone(&below));
+        let error = arena.alloc::<u8>(&stream, MIB).err().context("it fits")?;
+        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+        end(arena, &stream)?;
+        let live = below.live.load(Ordering::SeqCst);
+        ensure!(live == 0, "{what} leaves {live} blocks");
+    }
     Ok(())
 }

@@ -14,6 +14,7 @@ use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::ledger::{MemoryRange, Recorder};
+use crate::memory::resource::MemoryResource as _;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 
@@ -83,11 +84,19 @@ impl Backing {
         matches!(self.kind, Kind::Upstream(_))
     }
 
-    /// Whether giving memory back may call a resource of the program.
-    pub(super) fn may_call_out(&self) -> bool {
+    /// Whether giving memory back may call the program.
+    pub(super) fn may_call_program(&self) -> bool {
         match &self.kind {
             Kind::Vmm(_) => false,
-            Kind::Upstream(upstream) => upstream.is_foreign(),
+            Kind::Upstream(upstream) => upstream.resource().may_call_program(),
+        }
+    }
+
+    /// Tries again to give back blocks that hold no memory of the arena, and that the resource below did not take back.
+    pub(super) fn give_back_refused(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Vmm(_) => Ok(()),
+            Kind::Upstream(upstream) => upstream.give_back_refused(),
         }
     }
 

@@ -19,8 +19,6 @@ use crate::stream::recording;
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
     resource: Resource,
-    /// It may be the program's, and take locks of the program.
-    is_foreign: bool,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
 }
@@ -38,26 +36,12 @@ struct State {
 }
 
 impl Upstream {
-    /// Over a device's own memory.
     pub(in crate::arena) fn new(resource: Resource, max: u64) -> Self {
         Self {
             resource,
-            is_foreign: false,
             state: Mutex::default(),
             reserved: Reserved::new(max),
         }
-    }
-
-    /// Over any resource.
-    pub(in crate::arena) fn over(resource: Resource, max: u64) -> Self {
-        Self {
-            is_foreign: true,
-            ..Self::new(resource, max)
-        }
-    }
-
-    pub(super) fn is_foreign(&self) -> bool {
-        self.is_foreign
     }
 
     pub(in crate::arena) fn resource(&self) -> &Resource {
@@ -109,6 +93,8 @@ impl Upstream {
     pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let own = self.own_stream(stream)?;
         let claim = self.reserved.claim(bytes)?;
+        // Blocks that are refused again stay for the next time.
+        let _ = self.give_back_refused();
         let grown = self.grow_reserved(bytes, stream, &own)?;
         claim.keep();
         Ok(grown)
@@ -118,7 +104,6 @@ impl Upstream {
     fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
         // The resource may hold locks, so nothing must be given back to it meanwhile. None of ours is held.
         let _inside = ResourceCall::enter();
-        self.give_back_refused();
         let table = own.device().driver().table();
         let (address, layout) =
             recording::relaxed_while_capturing(table, || self.take(bytes, own))?;
@@ -178,25 +163,41 @@ impl Upstream {
         given
     }
 
-    /// Tries again to give back what was refused. The caller is in no call of the upstream.
-    fn give_back_refused(&self) {
+    /// Tries again to give back what was refused. No lock of ours is held. The error is that of the last block that is
+    /// refused again.
+    pub(super) fn give_back_refused(&self) -> Result<()> {
         let (refused, own) = {
             let mut state = self.state();
             (std::mem::take(&mut state.refused), state.own.clone())
         };
+        let (false, Some(own)) = (refused.is_empty(), own) else {
+            return Ok(());
+        };
+        let mut outcome = Ok(());
         for (address, layout) in refused {
-            if let Some(own) = &own {
-                // If it fails, it is kept again.
-                let _ = self.give_back_unused(address, layout, own);
+            // If it fails, it is kept again.
+            if let Err(error) = self.give_back_unused(address, layout, &own) {
+                outcome = Err(error);
             }
         }
+        self.drop_unneeded_stream();
+        outcome
+    }
+
+    /// With no block of the resource left, there is no reason to keep a context.
+    fn drop_unneeded_stream(&self) {
+        let mut state = self.state();
+        let is_last = state.blocks.is_empty() && state.refused.is_empty();
+        let last = is_last.then(|| state.own.take());
+        // The stream is dropped outside the lock.
+        drop(state);
+        drop(last);
     }
 
     /// # Safety
     ///
     /// As [`Backing::release`](super::Backing::release).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
-        self.give_back_refused();
         // Removed from the bookkeeping before the call: the resource may hand out the same block again at once.
         let (block, own) = {
             let mut state = self.state();
@@ -211,13 +212,7 @@ impl Upstream {
         let released = unsafe { give_back(&*self.resource.inner, address, layout, &own) };
         if took_effect(&released) {
             self.reserved.subtract(chunk.bytes);
-            // With no block of the resource left, there is no reason to keep a context. The stream is dropped outside
-            // the lock.
-            let mut state = self.state();
-            let is_last = state.blocks.is_empty() && state.refused.is_empty();
-            let last = is_last.then(|| state.own.take());
-            drop(state);
-            drop(last);
+            self.drop_unneeded_stream();
         } else {
             let mut state = self.state();
             state.chunks.insert(chunk.address, chunk.bytes);

@@ -65,6 +65,8 @@ const MOST_PIECES: u64 = 64;
 enum Piece {
     Mapped(Mapping),
     Asleep(Asleep),
+    /// What could neither be used nor unmapped. It is not counted, and keeps its addresses.
+    Stuck(Mapping),
 }
 
 /// Addresses whose memory is given back temporarily.
@@ -81,7 +83,7 @@ struct Asleep {
 impl Piece {
     fn size_bytes(&self) -> u64 {
         match self {
-            Self::Mapped(mapping) => mapping.size_bytes(),
+            Self::Mapped(mapping) | Self::Stuck(mapping) => mapping.size_bytes(),
             Self::Asleep(asleep) => asleep.bytes,
         }
     }
@@ -89,7 +91,7 @@ impl Piece {
     fn mapped_bytes(&self) -> Option<u64> {
         match self {
             Self::Mapped(mapping) => Some(mapping.size_bytes()),
-            Self::Asleep(_) => None,
+            Self::Asleep(_) | Self::Stuck(_) => None,
         }
     }
 }
@@ -99,8 +101,8 @@ impl State {
     fn take_mapped(&mut self, address: u64) -> Option<Mapping> {
         match self.chunks.remove(&address)? {
             Piece::Mapped(mapping) => Some(mapping),
-            asleep => {
-                self.chunks.insert(address, asleep);
+            other => {
+                self.chunks.insert(address, other);
                 None
             }
         }
@@ -109,15 +111,26 @@ impl State {
     fn mapped(&self, address: u64) -> Option<&Mapping> {
         match self.chunks.get(&address)? {
             Piece::Mapped(mapping) => Some(mapping),
-            Piece::Asleep(_) => None,
+            Piece::Asleep(_) | Piece::Stuck(_) => None,
         }
     }
 
     fn take_asleep(&mut self, address: u64) -> Option<Asleep> {
         match self.chunks.remove(&address)? {
             Piece::Asleep(asleep) => Some(asleep),
-            mapped => {
-                self.chunks.insert(address, mapped);
+            other => {
+                self.chunks.insert(address, other);
+                None
+            }
+        }
+    }
+
+    /// Removes what is stuck here.
+    fn take_stuck(&mut self, address: u64) -> Option<Mapping> {
+        match self.chunks.remove(&address)? {
+            Piece::Stuck(mapping) => Some(mapping),
+            other => {
+                self.chunks.insert(address, other);
                 None
             }
         }
@@ -194,14 +207,18 @@ impl State {
         };
         let mapping = range.map(address - range.address(), memory)?;
         let usable = mapping.set_access(vmm.access.iter().copied());
-        let mapping = match &usable {
-            Ok(()) => Some(mapping),
+        let piece = match &usable {
+            Ok(()) => Some(Piece::Mapped(mapping)),
             // Not dropped: what it reports may call the arena, whose lock is held.
-            Err(_) => mapping.unmap().err().and_then(|failed| failed.object),
+            Err(_) => mapping
+                .unmap()
+                .err()
+                .and_then(|failed| failed.object)
+                .map(Piece::Stuck),
         };
-        if let Some(mapping) = mapping {
-            *frontier = (*frontier).max(address + mapping.size_bytes());
-            self.chunks.insert(address, Piece::Mapped(mapping));
+        if let Some(piece) = piece {
+            *frontier = (*frontier).max(address + piece.size_bytes());
+            self.chunks.insert(address, piece);
         }
         usable
     }
@@ -369,6 +386,9 @@ impl Vmm {
                 // The error of the growth is returned.
                 let _ = state.unmap(mapping, self);
             }
+            if let Some(mapping) = state.take_mapped(piece) {
+                state.chunks.insert(piece, Piece::Stuck(mapping));
+            }
         }
         state.lower_frontier(address);
     }
@@ -459,7 +479,7 @@ impl Drop for Vmm {
         // no users.
         std::mem::take(&mut state.chunks)
             .into_values()
-            .filter(|piece| matches!(piece, Piece::Mapped(_)))
+            .filter(|piece| !matches!(piece, Piece::Asleep(_)))
             .for_each(std::mem::forget);
     }
 }

@@ -99,6 +99,10 @@ unsafe impl MemoryResource for Pool {
     fn trim_to(&self, keep: u64) -> Result<()> {
         Pool::trim_to(self, keep)
     }
+
+    fn may_call_program(&self) -> bool {
+        false
+    }
 }
 
 forward!(<> MemoryPool, <> DefaultPool);

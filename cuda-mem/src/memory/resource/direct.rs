@@ -85,4 +85,8 @@ unsafe impl MemoryResource for DirectResource {
     fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_device(self.0)
     }
+
+    fn may_call_program(&self) -> bool {
+        false
+    }
 }

@@ -186,6 +186,10 @@ unsafe impl MemoryResource for Resource {
         self.inner.pool()
     }
 
+    fn may_call_program(&self) -> bool {
+        self.inner.may_call_program()
+    }
+
     fn trim_to(&self, keep: u64) -> Result<()> {
         self.inner.trim_to(keep)
     }

@@ -72,4 +72,8 @@ unsafe impl MemoryResource for ManagedResource {
     fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_everybody(MemoryKind::Managed, self.0)
     }
+
+    fn may_call_program(&self) -> bool {
+        false
+    }
 }

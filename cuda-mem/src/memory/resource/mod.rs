@@ -157,6 +157,12 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         None
     }
 
+    /// Whether a free may run code of the program, which may take its locks. Only resources of this crate know better.
+    #[doc(hidden)]
+    fn may_call_program(&self) -> bool {
+        true
+    }
+
     /// Releases unused memory held by this resource and its upstreams, down to as little as possible but no less
     /// than `keep` bytes. Never waits. By default does nothing.
     ///
@@ -227,6 +233,11 @@ macro_rules! forward {
             fn pool(&self) -> Option<&$crate::memory::pool::Pool> {
                 let $held = self;
                 $crate::memory::resource::MemoryResource::pool(&$resource)
+            }
+
+            fn may_call_program(&self) -> bool {
+                let $held = self;
+                $crate::memory::resource::MemoryResource::may_call_program(&$resource)
             }
 
             fn trim_to(&self, keep: u64) -> $crate::base::error::Result<()> {

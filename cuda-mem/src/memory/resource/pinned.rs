@@ -189,4 +189,8 @@ unsafe impl MemoryResource for PinnedResource {
     fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_everybody(MemoryKind::Host, self.driver)
     }
+
+    fn may_call_program(&self) -> bool {
+        false
+    }
 }

@@ -94,7 +94,7 @@ impl State {
             .iter()
             .filter_map(|(address, piece)| match piece {
                 Piece::Mapped(mapping) => Some((mapping.memory().as_raw(), *address)),
-                Piece::Asleep(_) => None,
+                Piece::Asleep(_) | Piece::Stuck(_) => None,
             });
         let places: BTreeMap<_, _> = mapped.collect();
         let aliases = self.aliases.0.iter().filter_map(|(to, alias)| {

@@ -74,6 +74,7 @@ impl Vmm {
         };
         let bytes = asleep.bytes;
         if let Err(error) = self.map_again(&mut state, address, &mut asleep) {
+            asleep.unfilled = asleep.unfilled.or_else(|| state.take_stuck(address));
             state.chunks.insert(address, Piece::Asleep(asleep));
             return Err(error);
         }
@@ -100,6 +101,12 @@ impl Vmm {
     fn map_again(&self, state: &mut State, address: u64, asleep: &mut Asleep) -> Result<()> {
         let claim = self.reserved.claim(asleep.bytes)?;
         if let Some(mapping) = asleep.unfilled.take() {
+            self.count(1);
+            // That may be what failed before.
+            if let Err(error) = mapping.set_access(self.access.iter().copied()) {
+                asleep.unfilled = Some(mapping);
+                return Err(error);
+            }
             state.chunks.insert(address, Piece::Mapped(mapping));
         } else {
             self.count(4);
