@@ -164,8 +164,7 @@ fn shown(page: &str) -> BTreeMap<&str, Vec<&str>> {
 fn tests(calls: &Calls, name: &str, shown: &[&str]) -> String {
     let calling = |test: &&str| calls.get(*test).is_some_and(|of| of.contains(name));
     // Which of two threads comes first may decide whether a test calls it; that both of them do not is unlikely.
-    if shown.iter().any(|test| calling(test)) && shown.iter().all(|test| calls.contains_key(*test))
-    {
+    if shown.iter().any(calling) && shown.iter().all(|test| calls.contains_key(*test)) {
         return quoted(shown);
     }
     let mut tests: Vec<(usize, &str)> = calls
