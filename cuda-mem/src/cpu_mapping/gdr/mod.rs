@@ -51,8 +51,8 @@ struct Handle(gdr_t);
 unsafe impl Send for Handle {}
 
 impl Gdr {
-    /// Opens the library and its kernel module. Later calls return the same handle at once; after a failure they try
-    /// again.
+    /// Opens the library and its kernel module. Later calls return the same handle at once. After a failure of the module
+    /// they try again; a library that was not found is not looked for again.
     ///
     /// `CUDA_DRIVER_SYS_GDR_LIBRARY` names a different library to open.
     ///
