@@ -167,6 +167,8 @@ class Devices(unittest.TestCase):
             named = [
                 SimpleNamespace(handle=0x1000, device=SimpleNamespace(device_id=1)),
                 SimpleNamespace(cuda_stream=0x1000, device=SimpleNamespace(index=1)),
+                # PyTorch has a default stream of each device.
+                SimpleNamespace(cuda_stream=0, device=SimpleNamespace(index=1)),
                 cupy.Stream(0x1000, 1),
             ]
             for stream in named:
@@ -180,6 +182,33 @@ class Devices(unittest.TestCase):
             for stream in (cupy.Stream(0), SimpleNamespace(handle=0, device=SimpleNamespace(device_id=0)), None):
                 memory.allocate(1000, stream=stream).close()
             assert arena.stats().live == 0
+            """
+        )
+
+    def test_streams_that_cannot_name_their_device_are_taken(self):
+        run(
+            """
+            import ctypes, os
+            import cuda.core, cuda_mem, cuda_mem.core
+            arenas = cuda_mem.Arena(0), cuda_mem.Arena(1)
+            # One object for all devices, which keeps the first that it is asked for.
+            for default in (cuda.core.LEGACY_DEFAULT_STREAM, cuda.core.PER_THREAD_DEFAULT_STREAM):
+                assert default.device.device_id == 0
+                for arena in arenas:
+                    cuda_mem.core.MemoryResource(arena).allocate(1000, stream=default).close()
+            driver = ctypes.CDLL(os.environ["CUDA_DRIVER_SYS_LIBRARY"])
+            context, handle = ctypes.c_void_p(), ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+            assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+            stream = cuda.core.Stream.from_handle(handle.value)
+            try:
+                stream.device
+                raise SystemExit("a device")
+            except ValueError:
+                pass
+            cuda_mem.core.MemoryResource(arenas[1]).allocate(1000, stream=stream).close()
+            assert [arena.stats().live for arena in arenas] == [0, 0]
             """
         )
 

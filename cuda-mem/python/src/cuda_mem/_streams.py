@@ -43,7 +43,7 @@ def handle_for(device: int, stream: Any) -> int:
     Raises `ValueError` if the stream says that it is of another device."""
     handle = handle_of(stream)
     if stream is not None and not isinstance(stream, int) and _kept.get((device, handle)) is not stream:
-        of = _device_of(stream)
+        of = _device_of(stream, handle)
         if of not in (None, device):
             raise ValueError(f"a stream of device {of}, and the memory is of device {device}; use a resource of device {of}")
         keep(device, handle, stream)
@@ -55,7 +55,7 @@ def keep(device: int, handle: int, stream: Any) -> None:
     if handle <= PER_THREAD or stream is None or isinstance(stream, int):
         return
     known = _kept.get((device, handle))
-    # Of several objects for a stream the first is more likely to own it. One that was closed names it no more.
+    # Of several objects for a stream the first is more likely to own it. One that was closed no longer names it.
     if known is None or not _names(known, handle):
         _kept[device, handle] = stream
 
@@ -67,14 +67,22 @@ def _names(stream: Any, handle: int) -> bool:
         return False
 
 
-def _device_of(stream: Any) -> int | None:
+def _device_of(stream: Any, handle: int) -> int | None:
     """The device of a stream of cuda.core, PyTorch or CuPy; `None` if it does not say."""
-    device = getattr(stream, "device", None)
-    for owner, name in ((device, "device_id"), (device, "index"), (stream, "device_id")):
-        number = getattr(owner, name, None)
-        # CuPy has -1 where it does not know.
-        if isinstance(number, int) and number >= 0:
-            return number
+    try:
+        # A default stream is of whichever device is meant, and cuda.core's objects for it name the first that they were used
+        # with. PyTorch has one for each device.
+        if handle <= PER_THREAD and not hasattr(stream, "cuda_stream"):
+            return None
+        device = getattr(stream, "device", None)
+        for owner, name in ((device, "device_id"), (device, "index"), (stream, "device_id")):
+            number = getattr(owner, name, None)
+            # CuPy has -1 where it does not know.
+            if isinstance(number, int) and number >= 0:
+                return number
+    except Exception:
+        # cuda.core asks the driver, which may fail, for a stream that was made from a handle for instance.
+        pass
     return None
 
 
