@@ -140,14 +140,15 @@ class Recorders(unittest.TestCase):
             # As Control-C, wherever the program is: mostly where frames are asked for.
             for _ in range(20):
                 timer = threading.Timer(0.01, _thread.interrupt_main)
-                timer.start()
                 try:
+                    timer.start()
                     end = time.monotonic() + 10
                     while time.monotonic() < end:
                         arena.deallocate(arena.allocate(1000), 1000)
                     raise SystemExit("it was swallowed")
                 except KeyboardInterrupt:
                     pass
+                timer.join()
             before = sys.unraisablehook
             cuda_mem.record_stacks(0)
             assert sys.unraisablehook is sys.__unraisablehook__ is not before
