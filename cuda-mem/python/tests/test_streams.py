@@ -50,10 +50,13 @@ class Streams(unittest.TestCase):
         def of_free(arena, stream):
             arena.deallocate(arena.allocate(1000), 1000, stream)
 
+        def of_free_after_it(arena, stream):
+            arena.deallocate(arena.allocate(1000), 1000, others=[stream])
+
         def of_buffer(arena, stream):
             cuda_mem.Buffer(1000, "u1", arena, stream)
 
-        for use in (of_resource, of_free, of_buffer):
+        for use in (of_resource, of_free, of_free_after_it, of_buffer):
             arena, stream = cuda_mem.Arena(), Stream()
             use(arena, stream)
             there, handle = weakref.ref(stream), stream.handle
@@ -209,6 +212,28 @@ class Devices(unittest.TestCase):
                 pass
             cuda_mem.core.MemoryResource(arenas[1]).allocate(1000, stream=stream).close()
             assert [arena.stats().live for arena in arenas] == [0, 0]
+            """
+        )
+
+    def test_other_streams_of_a_free_are_of_its_device(self):
+        run(
+            """
+            from types import SimpleNamespace
+            import cuda_mem
+            arena = cuda_mem.Arena(0)
+            block = arena.allocate(1000)
+            for other in (
+                SimpleNamespace(handle=0x1000, device=SimpleNamespace(device_id=1)),
+                SimpleNamespace(cuda_stream=0, device=SimpleNamespace(index=1)),
+            ):
+                try:
+                    arena.deallocate(block, 1000, others=[None, other])
+                    raise SystemExit("a stream of device 1")
+                except ValueError as error:
+                    assert "device 1" in str(error) and "device 0" in str(error), error
+            assert arena.stats().live_blocks == 1
+            arena.deallocate(block, 1000, others=[None, 2])
+            assert arena.stats().live_blocks == 0
             """
         )
 

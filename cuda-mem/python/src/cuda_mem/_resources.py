@@ -16,7 +16,7 @@ from typing import Any
 from . import _library as c
 from ._errors import FORKED, Error, check
 from ._recorder import Recorder
-from ._streams import handle_for, handle_of, keep
+from ._streams import handle_for, keep
 
 _LARGEST = 2**64 - 1
 
@@ -146,9 +146,10 @@ class Resource:
     def deallocate(
         self, address: int, size: int, stream: Any = None, *, alignment: int = 0, others: Sequence[Any] = ()
     ) -> None:
-        """Frees memory once the work that is now in `stream` and in the streams `others` is done. Does not wait."""
+        """Frees memory once the work that is now in `stream` and in the streams `others` is done. Does not wait. Stream
+        objects are kept until `cuda_mem.detach`."""
         address, size = whole("address", address), whole("size", size)
-        handles = (ctypes.c_void_p * len(others))(*(handle_of(other) for other in others))
+        handles = (ctypes.c_void_p * len(others))(*(handle_for(self._device, other) for other in others))
         raw = handle_for(self._device, stream)
         status = c.library.cudamem_deallocate_after(
             self._handle, address, size, alignment, self._device, raw, handles, len(others)
