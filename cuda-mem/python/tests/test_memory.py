@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
+import warnings
 
 import cuda_mem
 from cuda_mem._streams import handle_of
@@ -308,6 +310,39 @@ class Arrays(unittest.TestCase):
             del counting
             gc.collect()
         end()
+
+    def test_a_resource_goes_as_usual_if_warnings_are_errors(self):
+        failed = cuda_mem.Error("a free that failed")
+        failed.status, failed.had_no_effect = 999, False
+
+        class Failing(cuda_mem.Statistics):
+            released = []
+
+            def deallocate(self, address, size, stream=None, **others):
+                if not address:
+                    raise failed
+                super().deallocate(address, size, stream, **others)
+
+            def _release(self, handle):
+                self.released.append(handle)
+                cuda_mem.Resource._release(handle)
+
+        stream, begin, end = self.captured()
+        below = cuda_mem.Arena()
+        counting = Failing(below)
+        buffer, handle = cuda_mem.Buffer(1000, "u1", counting, stream), counting.handle
+        begin()
+        del buffer
+        gc.collect()
+        end()
+        # Before the one that can be freed now.
+        counting._parked.insert(0, (0, 1000, 0, None))
+        with warnings.catch_warnings(), unittest.mock.patch.object(sys, "unraisablehook") as told:
+            warnings.simplefilter("error")
+            del counting
+            gc.collect()
+        self.assertIn("a free that failed", str(told.call_args.args[0].exc_value))
+        self.assertEqual((below.stats().live_blocks, Failing.released), (0, [handle]))
 
     @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
     def test_buffers_that_go_in_a_fork_are_the_parents(self):

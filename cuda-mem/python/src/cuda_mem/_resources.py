@@ -172,17 +172,20 @@ class Resource:
             self._parked.append((address, size, stream, owner))
 
     def _free_parked(self) -> None:
+        errors: list[Error] = []
         for _ in range(len(self._parked)):
             try:
                 # Another thread may do the same.
                 block = self._parked.pop(0)
             except IndexError:
-                return
+                break
             try:
                 self._deallocate_later(*block)
             except Error as error:
-                # It is not of the caller's concern.
-                warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=3)
+                errors.append(error)
+        # It does not concern the caller. After all blocks, because the program may have made warnings errors.
+        for error in errors:
+            warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=3)
 
     def trim(self, keep: int = 0) -> None:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""
@@ -207,16 +210,23 @@ class Resource:
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
-        if handle and self._parked and not self._is_finalizing():
-            self._free_parked()
-            if self._parked:
-                # It may not be released with blocks in it.
-                count = len(self._parked)
-                warnings.warn(f"memory is lost: {self!r} went with {count} blocks of captured streams", RuntimeWarning)
-                handle = None
-        self._handle = None
-        if handle:
-            self._release(handle)
+        try:
+            if handle and self._parked and not self._is_finalizing():
+                try:
+                    self._free_parked()
+                finally:
+                    count = len(self._parked)
+                    if count:
+                        # It may not be released with blocks in it.
+                        handle = None
+                        warnings.warn(
+                            f"memory is lost: {self!r} went with {count} blocks of captured streams", RuntimeWarning
+                        )
+        finally:
+            # Warnings may be errors.
+            self._handle = None
+            if handle:
+                self._release(handle)
 
     def __reduce__(self) -> Any:
         # A copy would release what is not its own.
