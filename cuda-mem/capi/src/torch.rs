@@ -315,9 +315,9 @@ pub unsafe extern "C" fn cudamem_torch_begin_pool(device: c_int, id: PoolId, fil
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_torch_end_pool(device: c_int, id: PoolId) {
     hook("end of a capture", || {
-        captures::end(device, id);
+        let ended = captures::end(device, id);
         Memory::of(device)?.free_parked();
-        Ok(())
+        ended
     });
 }
 

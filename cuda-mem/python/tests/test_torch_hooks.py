@@ -340,58 +340,107 @@ class Hooks(unittest.TestCase):
 
     @filtered
     def test_a_capture_that_failed_is_forgotten(self):
-        told = run(
-            """
-            import time
+        for waits in (True, False):
+            told = run(
+                f"""
+                use_arena()
+                driver = driver_with_context()
+                stream = new_stream(driver)
+                begin(1, stream.value)
+                begin_capture(driver, stream)
+                block = lib.cudamem_torch_alloc(1000, 0, stream)
+                assert stats().graphs_allocated == 1024
+                # Not yet: PyTorch reports the end of a capture after the driver's.
+                lib.cudamem_torch_reset()
+                assert copies == 1
+                end_capture(driver, stream)
+                # PyTorch raises an error here, and its filter must not be called any more.
+                before = asked
+                lib.cudamem_torch_free(block, 1000, 0, stream)
+                block = lib.cudamem_torch_alloc(1000, 0, None)
+                assert asked == before
+                assert copies == 0
+                lib.cudamem_torch_free(block, 1000, 0, None)
+                lib.cudamem_torch_reset()
+                assert (stats().graphs_reserved > 0) == (stats().reserved > 0) == {waits}, "its end may still come"
+                # Out of memory is tried again.
+                assert lib.cudamem_torch_alloc(1 << 50, 0, None) is None
+                assert stats().retries == 1
+                """,
+                CUDA_MEM_TEST_END_IS_REPORTED_IN="1000000" if waits else "0",
+            )
+            self.assertEqual(told.count("cuda-mem: allocation: a block of an arena has less than"), 1, told)
+
+    LATE = """
             use_arena()
             driver = driver_with_context()
             stream = new_stream(driver)
             begin(1, stream.value)
             begin_capture(driver, stream)
             block = lib.cudamem_torch_alloc(1000, 0, stream)
-            assert stats().graphs_allocated == 1024
-            # Not yet: PyTorch names the end of a capture after the driver's.
-            lib.cudamem_torch_reset()
-            assert copies == 1
-            end_capture(driver, stream)
-            # PyTorch raises an error here, and its filter must not be called any more.
-            before = asked
             lib.cudamem_torch_free(block, 1000, 0, stream)
-            block = lib.cudamem_torch_alloc(1000, 0, None)
-            assert asked == before
-            assert copies == 0
-            lib.cudamem_torch_free(block, 1000, 0, None)
-            lib.cudamem_torch_reset()
-            assert stats().reserved > 0 and stats().graphs_reserved > 0, "its end may still come"
-            time.sleep(1.2)
-            lib.cudamem_torch_reset()
-            assert (stats().graphs_reserved, stats().reserved) == (0, 0), "no graph uses the pool"
-            # Out of memory is tried again.
-            assert lib.cudamem_torch_alloc(1 << 50, 0, None) is None
-            assert stats().retries == 1
+            end_capture(driver, stream)
             """
-        )
-        self.assertEqual(told.count("cuda-mem: allocation: a block of an arena has less than"), 1, told)
 
     @filtered
-    def test_an_end_that_comes_late_keeps_the_graphs_memory(self):
-        told = run(
-            """
-            import time
-            use_arena()
-            driver = driver_with_context()
-            stream = new_stream(driver)
-            begin(1, stream.value)
-            begin_capture(driver, stream)
-            block = lib.cudamem_torch_alloc(1000, 0, stream)
-            lib.cudamem_torch_free(block, 1000, 0, stream)
-            end_capture(driver, stream)
-            # Another thread empties the cache before this one tells the end.
-            lib.cudamem_torch_reset()
+    def test_an_end_that_is_reported_late_keeps_the_graphs_memory(self):
+        for emptied, reported_in in ((True, "1000000"), (False, "0")):
+            told = run(
+                self.LATE
+                + f"""
+            # Another thread empties the cache, or allocates, before this one reports the end.
+            if {emptied}:
+                lib.cudamem_torch_reset()
+            else:
+                lib.cudamem_torch_alloc(1000, 0, None)
+            assert copies == 0
             lib.cudamem_torch_end_pool(0, PoolId(0, 1))
-            time.sleep(1.2)
             lib.cudamem_torch_reset()
             assert stats().graphs_reserved > 0, "the graph uses it"
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved == 0
+            """,
+                CUDA_MEM_TEST_END_IS_REPORTED_IN=reported_in,
+            )
+            self.assertEqual(told, "")
+
+    @filtered
+    def test_an_end_that_is_reported_too_late_is_told(self):
+        told = run(
+            self.LATE
+            + """
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved == 0
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            """,
+            CUDA_MEM_TEST_END_IS_REPORTED_IN="0",
+        )
+        self.assertIn("cuda-mem: end of a capture: ", told)
+        self.assertIn("do not launch the graph", told)
+
+    @filtered
+    def test_an_end_that_is_reported_late_does_not_end_the_next_capture(self):
+        told = run(
+            self.LATE
+            + """
+            # Another thread captures for the same pool before this one reports the end.
+            other = new_stream(driver)
+            begin(1, other.value)
+            begin_capture(driver, other)
+            first = lib.cudamem_torch_alloc(1000, 0, other)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            assert copies == 1
+            second = lib.cudamem_torch_alloc(1000, 0, other)
+            assert stats().graphs_allocated == 2048 and stats().allocated == 0
+            lib.cudamem_torch_free(first, 1000, 0, other)
+            lib.cudamem_torch_free(second, 1000, 0, other)
+            end_capture(driver, other)
+            lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            assert copies == 0
+            lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+            lib.cudamem_torch_reset()
+            assert stats().graphs_reserved > 0, "there are two graphs"
             lib.cudamem_torch_release_pool(0, PoolId(0, 1))
             lib.cudamem_torch_reset()
             assert stats().graphs_reserved == 0

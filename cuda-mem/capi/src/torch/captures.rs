@@ -59,12 +59,23 @@ struct Capture {
 }
 
 impl Capture {
-    /// Whether the driver has ended it. PyTorch tells the end right after that, or never, if ending failed: then the filter
+    /// Whether the driver captures its stream; `None` where that is not known.
+    fn goes_on(&self) -> Option<bool> {
+        if self.stream == 0 {
+            return None;
+        }
+        let stream = std::ptr::with_exposed_provenance_mut(self.stream);
+        // SAFETY: no default stream, and PyTorch's own live as long as the process. One of torch.cuda.ExternalStream is its
+        // creator's, who has to keep it until PyTorch has reported the end. After a capture that failed it may be destroyed
+        // before anybody asks: drivers answer that with an error, and the capture counts as under way until its pool is
+        // captured again; or they answer for another stream that got the handle.
+        unsafe { queries::is_captured(stream) }
+    }
+
+    /// Whether the driver has ended it. PyTorch reports the end right afterwards, or never if ending failed: then the filter
     /// refers to a graph that may be gone.
     fn is_over(&self) -> bool {
-        let stream = std::ptr::with_exposed_provenance_mut(self.stream);
-        // SAFETY: no default stream, and PyTorch's streams live as long as the process.
-        self.stream != 0 && unsafe { queries::is_captured(stream) } == Some(false)
+        self.goes_on() == Some(false)
     }
 
     /// Whether a stream is of the capture. Asks PyTorch, which may throw an exception.
@@ -86,12 +97,17 @@ impl Capture {
     }
 }
 
-/// How long PyTorch may take from the driver's end of a capture to telling it here; some microseconds unless the thread has to
-/// wait for a processor.
-const END_IS_TOLD_IN: Duration = Duration::from_secs(1);
+/// How long PyTorch may take from the driver's end of a capture to its report here: some microseconds, unless the thread has to
+/// wait for a processor, or the process is stopped.
+static END_IS_REPORTED_IN: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds = std::env::var("CUDA_MEM_TEST_END_IS_REPORTED_IN").ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(60))
+});
 
-/// A capture that the driver has ended, and PyTorch has not told. Until it is clear that there is no graph, the pool counts it.
-struct Untold {
+/// A capture that the driver has ended, and PyTorch has not reported. Until it is clear that there is no graph, the pool counts
+/// it.
+struct UnreportedEnd {
     key: Key,
     since: Instant,
 }
@@ -100,7 +116,8 @@ struct Untold {
 struct State {
     pools: HashMap<Key, Pool>,
     captures: Vec<Capture>,
-    untold: Vec<Untold>,
+    /// The oldest first.
+    unreported: Vec<UnreportedEnd>,
     /// The pool of each block.
     blocks: HashMap<u64, Key>,
 }
@@ -126,11 +143,11 @@ impl State {
         let over = self.captures.extract_if(.., |capture| capture.is_over());
         let over: Vec<Capture> = over.collect();
         let since = Instant::now();
-        let untold = over.iter().map(|capture| Untold {
+        let unreported = over.iter().map(|capture| UnreportedEnd {
             key: capture.key,
             since,
         });
-        self.untold.extend(untold);
+        self.unreported.extend(unreported);
         self.note_counts();
         over
     }
@@ -138,11 +155,11 @@ impl State {
     /// Takes captures that failed from the counts of their pools.
     fn discount_failed(&mut self) {
         let failed = self
-            .untold
-            .extract_if(.., |untold| untold.since.elapsed() >= END_IS_TOLD_IN);
-        let failed: Vec<Untold> = failed.collect();
-        for untold in failed {
-            self.discount(untold.key);
+            .unreported
+            .extract_if(.., |end| end.since.elapsed() >= *END_IS_REPORTED_IN);
+        let failed: Vec<UnreportedEnd> = failed.collect();
+        for end in failed {
+            self.discount(end.key);
         }
     }
 
@@ -172,11 +189,10 @@ pub(super) fn begin(
         let _gate = gate();
         let mut state = state();
         let mut stale = state.remove_over();
-        let of_key = |capture: &mut Capture| capture.key == key;
-        // PyTorch begins a second time only if the first capture failed before its end.
-        let again: Vec<Capture> = state.captures.extract_if(.., of_key).collect();
-        let untold = state.untold.extract_if(.., |untold| untold.key == key);
-        for _ in 0..again.len() + untold.count() {
+        // PyTorch begins a second time while another thread still has to report an end, or if the first capture failed.
+        let failed = |capture: &mut Capture| capture.key == key && capture.goes_on() != Some(true);
+        let again: Vec<Capture> = state.captures.extract_if(.., failed).collect();
+        for _ in &again {
             state.discount(key);
         }
         stale.extend(again);
@@ -218,23 +234,39 @@ pub(super) fn begin(
     Ok(())
 }
 
-pub(super) fn end(device: c_int, id: PoolId) {
+/// A capture has ended, and there is a graph, which the pool has counted all along.
+pub(super) fn end(device: c_int, id: PoolId) -> Result<(), Error> {
     let key = (device, id);
+    // Dropped after the lock.
+    let (_over, _ended);
     let mut state = state();
-    let place = state
-        .captures
-        .iter()
-        .rposition(|capture| capture.key == key);
-    let ended = place.map(|place| state.captures.remove(place));
-    if ended.is_none()
-        && let Some(place) = state.untold.iter().rposition(|untold| untold.key == key)
-    {
-        // There is a graph, which the pool has counted all along.
-        state.untold.remove(place);
+    _over = state.remove_over();
+    let captures = &state.captures;
+    let running = captures.iter().rposition(|capture| capture.key == key);
+    let unreported = state.unreported.iter().position(|end| end.key == key);
+    match (running, unreported) {
+        // The driver ends a capture before PyTorch reports that, so one that goes on is not meant. If the driver does not say
+        // whether it does, the unreported one counts as failed: the filter of one that has ended must not be asked any more.
+        (Some(place), None) => _ended = state.captures.remove(place),
+        (Some(place), Some(_)) if state.captures[place].goes_on() != Some(true) => {
+            _ended = state.captures.remove(place);
+        }
+        (_, Some(place)) => {
+            state.unreported.remove(place);
+        }
+        (None, None) => {
+            // If the pool is still there, the graph will be released from it.
+            if let Some(pool) = state.pools.get_mut(&key) {
+                pool.uses += 1;
+            }
+            return Err(invalid(
+                "the end of a capture that is not under way, or that the driver ended long ago; other work may have been given \
+                 the memory of its graph, so do not launch the graph",
+            ));
+        }
     }
     state.note_counts();
-    drop(state);
-    drop(ended);
+    Ok(())
 }
 
 /// Whether PyTorch captures a stream.
