@@ -240,7 +240,7 @@ class Hooks(unittest.TestCase):
 
     @filtered
     @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "calls are counted by the simulated driver")
-    def test_parked_frees_are_not_tried_during_captures(self):
+    def test_parked_frees_are_seldom_tried_during_captures(self):
         told = run(
             """
             use_arena()
@@ -260,10 +260,34 @@ class Hooks(unittest.TestCase):
             for _ in range(100):
                 other = lib.cudamem_torch_alloc(1000, 0, None)
                 lib.cudamem_torch_free(other, 1000, 0, None)
-            # One for each allocation: whether the capture goes on.
-            assert driver.simcuda_calls_total() - before == 100, driver.simcuda_calls_total() - before
+            # One for each allocation: whether the capture goes on. The frees were tried once or twice.
+            calls = driver.simcuda_calls_total() - before
+            assert 100 < calls < 120, calls
             end_capture(driver, stream)
             lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+            assert stats().allocated == 0
+            """
+        )
+        self.assertEqual(told, "")
+
+    @filtered
+    def test_parked_frees_are_tried_after_a_capture_that_failed_unnoticed(self):
+        told = run(
+            """
+            use_arena()
+            driver = driver_with_context()
+            stream = new_stream(driver)
+            block = lib.cudamem_torch_alloc(1000, 0, stream)
+            # It allocates nothing on its stream, and its end is never reported.
+            begin(1, stream.value)
+            begin_capture(driver, stream)
+            lib.cudamem_torch_record_stream(block, 2)
+            lib.cudamem_torch_free(block, 1000, 0, stream)
+            assert stats().allocated == 1000
+            end_capture(driver, stream)
+            for _ in range(100):
+                other = lib.cudamem_torch_alloc(1000, 0, None)
+                lib.cudamem_torch_free(other, 1000, 0, None)
             assert stats().allocated == 0
             """
         )

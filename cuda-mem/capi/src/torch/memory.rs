@@ -28,6 +28,9 @@ use crate::stream::{is_default, known_device, ordinal, with_stream};
 /// More than a process can see.
 const DEVICES: usize = 64;
 
+/// How many allocations there are in a capture for each that tries again to free what was parked.
+const TRIES_PARKED_EVERY: u64 = 64;
+
 static MEMORY: [OnceCell<Memory>; DEVICES] = [const { OnceCell::new() }; DEVICES];
 
 /// What serves one device.
@@ -59,6 +62,8 @@ pub(super) struct Memory {
     parked: Mutex<Vec<Parked>>,
     /// To be read without the lock.
     has_parked: AtomicBool,
+    /// Allocations that did not try them, because of a capture.
+    left_parked: AtomicU64,
     retries: AtomicU64,
     failures: AtomicU64,
 }
@@ -145,6 +150,7 @@ impl Memory {
             recorder,
             parked: Mutex::default(),
             has_parked: AtomicBool::new(false),
+            left_parked: AtomicU64::new(0),
             retries: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         })
@@ -162,8 +168,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(0);
         }
-        // They were parked because of a capture, and its end tries them again.
-        if self.has_parked.load(Ordering::Relaxed) && !captures::any() {
+        if self.has_parked.load(Ordering::Relaxed) && self.may_try_parked() {
             self.free_parked();
         }
         let layout = layout(bytes, 0)?;
@@ -316,6 +321,14 @@ impl Memory {
     fn park(&self, free: Parked) {
         self.parked().push(free);
         self.has_parked.store(true, Ordering::Relaxed);
+    }
+
+    /// They were parked because of a capture, whose end tries them again. A capture that failed may count as under way for
+    /// ever, so they are tried now and then.
+    fn may_try_parked(&self) -> bool {
+        !captures::any()
+            || self.left_parked.fetch_add(1, Ordering::Relaxed) % TRIES_PARKED_EVERY
+                == TRIES_PARKED_EVERY - 1
     }
 
     /// Tries again to free what could not be freed in a capture.
