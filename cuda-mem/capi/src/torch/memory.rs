@@ -457,7 +457,8 @@ pub(super) fn piece_at(address: u64) -> Option<Range<u64>> {
 /// Whether memory at an address may be ours.
 pub(super) fn may_have(address: u64) -> bool {
     all().any(|memory| match &memory.served {
-        Served::Arena(arena, _) => arena.piece_at(address).is_some(),
+        // What is asleep is in no piece.
+        Served::Arena(arena, _) => arena.piece_at(address).is_some() || arena.stats().asleep > 0,
         // A pool does not know its blocks.
         Served::Pool(..) => true,
     })
