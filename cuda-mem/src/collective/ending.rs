@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cuda_driver_sys::nccl::ncclComm_t;
 
@@ -97,11 +98,22 @@ impl Communicator {
 
 impl Inner {
     pub(super) fn abort(&self) -> Result<()> {
+        self.abort_within(self.timeout)
+    }
+
+    /// Aborts, after a call that was started and is not over: nothing of it uses streams or memory once this returns. Without a limit,
+    /// because the memory goes then; also if another thread aborts.
+    pub(super) fn stop(&self) {
+        report::release("communicator", || self.abort_within(Duration::MAX));
+    }
+
+    /// `limit` is for launches of graphs on other threads.
+    fn abort_within(&self, limit: Duration) -> Result<()> {
         // A thread that waits with the lock held stops, and no graph is launched any more.
         self.is_aborting.store(true, Ordering::SeqCst);
         let mut state = self.state()?;
         let what = "the launch of a graph with its operations on another thread";
-        let wait = Wait::new(what, self.timeout);
+        let wait = Wait::new(what, limit);
         while state.launches > 0 {
             drop(state);
             if let Err(error) = wait.pause() {

@@ -173,7 +173,8 @@ impl<'a> Group<'a> {
     ///
     /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start them in time;
     /// [`Aborted`](crate::ErrorKind::Aborted) if a communicator was aborted; otherwise any error that NCCL reports. It names the rank
-    /// that failed, or all if NCCL does not say which. Some may have been started then.
+    /// that failed, or all if NCCL does not say which. Some may have been started then. If NCCL had begun and did not come to an end,
+    /// **all communicators of the group have been [aborted](Communicator::abort)**, so that nothing uses the memory later.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn run(self) -> Result<()> {
         run(&self.calls)
@@ -275,8 +276,10 @@ fn run(calls: &[Call<'_>]) -> Result<()> {
     }
     match (failed, progress) {
         // The others may still be about to start.
-        (Some(error), _) => {
+        (Some(error), ended) => {
             if is_group {
+                // NCCL starts nothing of a group whose end fails, so those that failed before need not be asked.
+                locked.retain(|one| ended.is_ok() || !one.state.has_failed());
                 let _ = settle_all(locked, function);
             }
             Err(error)
@@ -312,8 +315,22 @@ fn start(
     started
 }
 
-/// Waits until all have been started. Each is unlocked as soon as it is, or when another thread aborts it. The first error is returned.
-fn settle_all(mut locked: Vec<Locked<'_>>, function: &'static str) -> Result<()> {
+/// Waits until all have been started. Each is unlocked as soon as it is, or when another thread aborts it. The first error is returned;
+/// all are aborted then, and nothing is put into the streams any more.
+fn settle_all(locked: Vec<Locked<'_>>, function: &'static str) -> Result<()> {
+    let all: Vec<&Communicator> = locked.iter().map(|one| one.communicator).collect();
+    let settled = settle_each(locked, function);
+    if settled.is_err() {
+        // NCCL's own thread may still be at it (N1), and the caller may free the memory as soon as it has the error. Where another thread
+        // aborts, this waits for that.
+        for communicator in all {
+            communicator.0.stop();
+        }
+    }
+    settled
+}
+
+fn settle_each(mut locked: Vec<Locked<'_>>, function: &'static str) -> Result<()> {
     let waits = |one: &Locked<'_>| Wait::new(function, one.communicator.timeout());
     let waits: Vec<Wait> = locked.iter().map(waits).collect();
     let mut left: Vec<_> = locked.drain(..).zip(&waits).collect();

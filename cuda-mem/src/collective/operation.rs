@@ -293,7 +293,9 @@ impl Communicator {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ here, or the stream is of another context;
     /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start the operation in [time](super::CommunicatorBuilder::timeout);
-    /// otherwise any error that NCCL reports. That another rank has other lengths is not found by NCCL: results are then
+    /// [`Aborted`](crate::ErrorKind::Aborted) if another thread aborts meanwhile; otherwise any error that NCCL reports. If NCCL had begun
+    /// and did not come to an end, **the communicator has been [aborted](Self::abort)**, so that nothing uses the memory later. That
+    /// another rank has other lengths is not found by NCCL: results are then
     /// unspecified, or the operation never ends.
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(

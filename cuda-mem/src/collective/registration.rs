@@ -153,7 +153,7 @@ impl Registration {
             if is_started {
                 // In the background NCCL may still be at it, and the memory is about to be unmapped.
                 drop(state);
-                let _ = inner.abort();
+                inner.stop();
             }
             return Err(error);
         }

@@ -357,14 +357,51 @@ fn an_abort_ends_a_call_that_waits_on_another_thread(_: &Environment) -> Result<
         let start = Instant::now();
         aborted.abort()?;
         ensure!(start.elapsed() < Duration::from_secs(20));
-        two.control.hold(ranks[0].as_raw(), false);
         let ended = group.join().map_err(|_| anyhow!("it panicked"))?;
         let error = ended.err().context("it was aborted")?;
         let kinds = [ErrorKind::Aborted, ErrorKind::PeerGone];
         ensure!(kinds.contains(&error.kind()), "{error}");
+        ensure!(ranks[0].as_raw().is_null(), "the other rank may go on");
         Ok(ranks[0].abort()?)
     })?;
     is_as_before(&two, "an abort of a waiting call")
+}
+
+/// NCCL's own thread would put the operation into the stream later, where the memory may be another's.
+#[apply(case)]
+fn an_operation_that_does_not_start_in_time_never_does(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    for is_group in [false, true] {
+        let ranks = two.nccl.communicators(&two.contexts);
+        let ranks = ranks.timeout(Duration::from_millis(200)).join()?;
+        let mut buffers = Vec::new();
+        for context in &two.contexts {
+            let pool = context.device().default_pool()?;
+            buffers.push(pool.alloc_zeroed::<f32>(&context.stream()?, 10)?);
+        }
+        ensure!(two.control.hold(ranks[0].as_raw(), true));
+        let started = if is_group {
+            let mut group = two.nccl.group();
+            for (rank, buffer) in ranks.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(rank, buffer, ReduceOp::Sum)?;
+            }
+            group.run()
+        } else {
+            ranks[0].all_reduce_in_place(&mut buffers[0], ReduceOp::Sum)
+        };
+        let error = started.err().context("it was held up")?;
+        ensure!(error.kind() == ErrorKind::TimedOut, "{error}");
+        let used = if is_group { &ranks[..] } else { &ranks[..1] };
+        for rank in used {
+            ensure!(rank.as_raw().is_null(), "{rank} was not aborted");
+        }
+        let refused = ranks[0].check().err().context("it is of no use")?;
+        ensure!(refused.kind() == ErrorKind::Aborted, "{refused}");
+        for rank in &ranks {
+            rank.abort()?;
+        }
+    }
+    is_as_before(&two, "an operation that did not start in time")
 }
 
 /// A launch is made before an abort or refused after it.
