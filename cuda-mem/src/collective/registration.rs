@@ -10,7 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 use cuda_driver_sys::nccl::ncclWindow_t;
 
 use super::communicator::{Communicator, Inner};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::driver::raw;
 use crate::driver::raw::nccl::Transfer;
@@ -76,7 +76,8 @@ impl Windows {
     }
 }
 
-/// A range of mapped memory that a communicator knows. Ended when this is dropped, which must be before the memory is unmapped.
+/// A range of mapped memory that a communicator knows, until [`end`](Self::end).
+#[must_use = "NCCL knows the memory until `end`"]
 pub(super) struct Registration {
     communicator: Arc<Inner>,
     address: CUdeviceptr,
@@ -97,7 +98,7 @@ unsafe impl Sync for Registration {}
 impl Registration {
     /// # Safety
     ///
-    /// The range must stay mapped as long as this lives.
+    /// The range must stay mapped until [`end`](Self::end) returns true.
     #[track_caller]
     pub(super) unsafe fn local(
         communicator: &Communicator,
@@ -180,7 +181,15 @@ impl Registration {
             .on(self.communicator.context.device())
     }
 
-    fn end(&mut self) -> Result<()> {
+    /// Ends it. False if NCCL may still use the memory, which must stay mapped for ever then; a failure is reported as one of a destructor.
+    #[must_use]
+    pub(super) fn end(self) -> bool {
+        let mut is_over = true;
+        report::release("registration", || self.try_end(&mut is_over));
+        is_over
+    }
+
+    fn try_end(&self, is_over: &mut bool) -> Result<()> {
         ledger::remove(&self.item());
         let inner = &self.communicator;
         let mut state = inner.state()?;
@@ -200,15 +209,25 @@ impl Registration {
             Handle::Window(window, _) => {
                 // SAFETY: as above.
                 let started = unsafe { raw::nccl::deregister_window(table, raw, window) };
-                inner.settle(&mut state, "ncclCommWindowDeregister", started)
+                let is_started = started.is_ok();
+                let settled = inner.settle(&mut state, "ncclCommWindowDeregister", started);
+                if let Err(error) = &settled
+                    && is_started
+                {
+                    // In the background NCCL may still be at it.
+                    drop(state);
+                    if let Err(aborted) = inner.abort() {
+                        *is_over = false;
+                        let text = "NCCL may still use the memory, which stays allocated for ever";
+                        return Err(Error::new(
+                            error.kind(),
+                            format!("{text}: {error}; then the abort failed: {aborted}"),
+                        ));
+                    }
+                }
+                settled
             }
         }
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        report::release("registration", || self.end());
     }
 }
 

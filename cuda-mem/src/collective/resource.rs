@@ -33,6 +33,9 @@ use crate::stream::Stream;
 /// [`TimedOut`](crate::ErrorKind::TimedOut) and the memory stays registered; a buffer that is dropped is then freed once the stream is
 /// done.
 ///
+/// If NCCL does not end the registration of a window in time, the communicator is aborted; if even that fails, the memory is leaked, with a
+/// report, because NCCL may still use it.
+///
 /// With [`windows`](RegisteredResourceBuilder::windows) the memory is also a window of NCCL, at a second address: operations of up to
 /// 32 KiB on such memory use that, because they are faster there, and longer ones do not, because they are slower.
 /// [`Communicator::uses_window`] says which.
@@ -64,12 +67,24 @@ pub struct RegisteredResource {
     blocks: Lock<BTreeMap<CUdeviceptr, Block>>,
 }
 
-/// Fields are dropped in this order.
+/// Memory, and its registrations, which end before it is unmapped.
 struct Block {
-    _registrations: Vec<Registration>,
-    /// The same memory at another address.
-    _alias: Option<MappedMemory>,
-    _memory: MappedMemory,
+    registrations: Vec<Registration>,
+    /// `None` only while it is dropped. The second one is the same memory at another address.
+    memory: Option<(MappedMemory, Option<MappedMemory>)>,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let mut is_over = true;
+        for registration in self.registrations.drain(..) {
+            is_over &= registration.end();
+        }
+        if !is_over {
+            // NCCL may still use it. That was reported.
+            std::mem::forget(self.memory.take());
+        }
+    }
 }
 
 /// Settings of a [`RegisteredResource`].
@@ -92,7 +107,6 @@ impl RegisteredResource {
     fn make(&self, bytes: usize) -> Result<(CUdeviceptr, Block)> {
         let memory = self.recipe.clone().build(bytes as u64)?;
         let range = (memory.address(), memory.size_bytes() as usize);
-        // Dropped in the reverse order, so that NCCL forgets the memory first.
         let alias = match self.has_windows {
             false => None,
             true => {
@@ -100,23 +114,23 @@ impl RegisteredResource {
                 Some(self.recipe.clone().build_from(parts)?)
             }
         };
-        let mut registrations = Vec::new();
+        let second = alias.as_ref().map(MappedMemory::address);
+        let mut block = Block {
+            registrations: Vec::new(),
+            memory: Some((memory, alias)),
+        };
         for communicator in &self.communicators {
-            // SAFETY: the block drops the registrations before the memory, and so does a failure here.
-            registrations.push(unsafe { Registration::local(communicator, range) }?);
+            // SAFETY: the block ends the registrations before it unmaps the memory, also if this fails later.
+            let local = unsafe { Registration::local(communicator, range) }?;
+            block.registrations.push(local);
         }
-        if let Some(alias) = &alias {
+        if let Some(second) = second {
             for communicator in &self.communicators {
                 // SAFETY: as above, and both addresses are of the same physical memory.
-                let window = unsafe { Registration::window(communicator, range, alias.address()) };
-                registrations.push(window?);
+                let window = unsafe { Registration::window(communicator, range, second) }?;
+                block.registrations.push(window);
             }
         }
-        let block = Block {
-            _registrations: registrations,
-            _alias: alias,
-            _memory: memory,
-        };
         Ok((range.0, block))
     }
 }

@@ -7,8 +7,9 @@ use cuda_driver_sys::nccl::{ncclResult_t, ncclWindow_t};
 use crate::clique::{Clique, Key};
 use crate::export::{Answer, Comm, Failure, Out, fail, invalid_argument, invalid_usage};
 use crate::launch::Loaded;
+use crate::register::{self, RegistrationKind};
 use crate::state::{State, changed, state, wait_until};
-use crate::{register, window, words};
+use crate::{window, words};
 
 /// One rank's end.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct RankComm {
     pub(crate) progress: Progress,
     /// Windows that not all ranks have registered.
     pub(crate) pending_windows: Vec<PendingWindow>,
+    /// Windows whose end is in progress.
+    pub(crate) ending_windows: Vec<u64>,
     /// The error of a rank that could not join, or whose window is wrong.
     pub(crate) failure: Option<Failure>,
     /// Kernels that were submitted or run.
@@ -29,7 +32,7 @@ pub(crate) struct RankComm {
     is_killed: bool,
     is_finalized: bool,
     /// A test lets its calls stay in progress.
-    is_held: bool,
+    pub(crate) is_held: bool,
 }
 
 /// What the last call still does, or what the program has not asked about yet.
@@ -71,6 +74,7 @@ impl RankComm {
             is_blocking,
             progress: Progress::Joining,
             pending_windows: Vec::new(),
+            ending_windows: Vec::new(),
             failure: None,
             pending: 0,
             is_killed: false,
@@ -190,7 +194,11 @@ impl State {
             },
         };
         if is_done {
-            self.comm(comm)?.progress = Progress::Done;
+            let found = self.comm(comm)?;
+            found.progress = Progress::Done;
+            for window in std::mem::take(&mut found.ending_windows) {
+                register::remove(comm, RegistrationKind::Window, window)?;
+            }
         }
         Ok(if is_done && !is_told_later {
             ncclResult_t::ncclSuccess

@@ -144,9 +144,7 @@ exports! {
     }
 
     fn ncclCommWindowDeregister(comm: Comm, window: Window) {
-        state().live_comm(comm)?;
-        register::remove(comm, register::RegistrationKind::Window, window.0)?;
-        SUCCESS
+        window::deregister(comm, window.0)
     }
 
     fn ncclAllReduce(

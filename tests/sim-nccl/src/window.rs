@@ -52,6 +52,19 @@ pub(crate) fn register(
     })
 }
 
+/// Ends a window. At once, unless a test holds the communicator.
+pub(crate) fn deregister(comm: Comm, number: u64) -> Answer<ncclResult_t> {
+    let mut locked = state();
+    let found = locked.live_comm(comm)?;
+    if found.is_held && !found.is_blocking {
+        found.ending_windows.push(number);
+        found.progress = Progress::Unasked;
+        return Ok(ncclResult_t::ncclInProgress);
+    }
+    register::remove(comm, RegistrationKind::Window, number)?;
+    Ok(ncclResult_t::ncclSuccess)
+}
+
 impl WindowCall {
     /// Comes to the rendezvous. What became of it is told by [`finish`](Self::finish).
     pub(crate) fn start(&self) {

@@ -8,7 +8,7 @@ use cuda_mem::base::drop_counts;
 use cuda_mem::collective::{Communicator, Nccl, ReduceOp, RegisteredResource};
 use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::sys::nccl::ncclResult_t;
-use cuda_mem::{Arena, Context, Driver, Error, ErrorKind, Stream};
+use cuda_mem::{Arena, Context, Driver, Error, ErrorKind, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_sim::{Machine, Simulator};
 use nccl_sim::Control;
@@ -456,4 +456,45 @@ fn a_window_that_failed_in_the_background_aborts(_: &Environment) -> Result<()> 
         Ok(rank.abort()?)
     })?;
     is_as_before(&two, "a window without the other rank")
+}
+
+/// Frees registered memory while the deregistration of its window goes on in the background.
+fn free_while_held(two: &Two) -> Result<Communicator> {
+    let ranks = two.nccl.communicators(&two.contexts[..1]);
+    let ranks = ranks.timeout(Duration::from_millis(200)).join()?;
+    let rank = ranks.into_iter().next().context("one rank")?;
+    let stream = two.contexts[0].stream()?;
+    let memory = RegisteredResource::builder(&rank).windows(true).build()?;
+    let buffer = Resource::new(memory).alloc::<u8>(&stream, 100)?;
+    ensure!(two.control.hold(rank.as_raw(), true));
+    let before = drop_counts().failures;
+    drop(buffer);
+    ensure!(
+        drop_counts().failures > before,
+        "the drop reports no failure"
+    );
+    Ok(rank)
+}
+
+#[apply(case)]
+fn a_window_whose_end_does_not_come_in_time_aborts(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    let rank = free_while_held(&two)?;
+    ensure!(rank.as_raw().is_null(), "it was not aborted");
+    drop(rank);
+    is_as_before(&two, "a deregistration that did not end")
+}
+
+/// Memory that NCCL may still use is never unmapped.
+#[apply(case)]
+fn memory_of_a_window_that_neither_ends_nor_aborts_is_leaked(_: &Environment) -> Result<()> {
+    let two = machine(&[])?;
+    two.control
+        .fail("ncclCommAbort", 1, ncclResult_t::ncclInternalError);
+    let rank = free_while_held(&two)?;
+    let faults = two.control.faults();
+    ensure!(faults.is_empty(), "{faults:?}");
+    ensure!(two.control.live().windows == 1, "{:?}", two.control.live());
+    drop(rank);
+    Ok(())
 }
