@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use cuda_mem::collective::{ReduceOp, RegisteredResource};
 use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
-use cuda_mem::{Arena, MemoryResource as _, Resource};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource};
 
 use super::*;
 
@@ -171,4 +171,32 @@ fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<
             .map_err(|_| anyhow!("rank 1 panicked"))?
             .and(first)
     })
+}
+
+/// A group has a place for each of its streams among what is kept out of captures.
+#[apply(case)]
+fn a_group_over_many_streams_runs_beside_a_capture(env: &Environment) -> Result<()> {
+    let context = env.device()?.primary_context()?;
+    let communicators = nccl(env)?.communicators(&[context.clone()]).join()?;
+    let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
+    let make = |number: u32| anyhow::Ok(rank.pool.alloc_from(&context.stream()?, &[number; 4])?);
+    let mut buffers = (0..8).map(make).collect::<Result<Vec<_>>>()?;
+    let run = |buffers: &mut [DeviceBuffer<u32>]| {
+        let mut group = rank.communicator.nccl().group();
+        for buffer in buffers {
+            group.all_reduce_in_place(&rank.communicator, buffer, ReduceOp::Sum)?;
+        }
+        group.run()
+    };
+    // NCCL allocates when it is used first.
+    run(&mut buffers)?;
+    let captured = rank
+        .stream
+        .capture(CaptureMode::Relaxed, |_| run(&mut buffers))?;
+    drop(captured);
+    for (number, buffer) in (0..).zip(&buffers) {
+        rank.communicator.synchronize(buffer.stream())?;
+        ensure!(buffer.to_vec()? == [number; 4]);
+    }
+    Ok(())
 }

@@ -21,9 +21,10 @@ use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::driver::raw::Table;
 
-/// The deepest nesting of calls of this crate: a copy that waits, in which something is given back, which is ordered
-/// after another stream. Deeper calls count as work in every stream.
-const DEEPEST: usize = 4;
+/// The most streams that a thread uses at once: a copy that waits, in which something is given back, which is ordered
+/// after another stream, takes three, and a group of collective operations one for each of its streams. What comes
+/// beyond counts as work in every stream. Two cache lines of each thread, of which the usual call looks at one word.
+const DEEPEST: usize = 16;
 
 const NOTHING: usize = 0;
 const EVERY_STREAM: usize = usize::MAX;
@@ -178,7 +179,8 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
         if super::any() && place.load(Ordering::Relaxed) == EVERY_STREAM {
             // Deeper calls are not checked, so no capture at all may be running.
             return Err(Error::capturing(
-                "calls lie in each other too deep to be kept out of the capture that is going on"
+                "calls lie in each other too deep, or a group uses too many streams, to be kept out of the capture \
+                 that is going on"
                     .to_owned(),
             ));
         }
