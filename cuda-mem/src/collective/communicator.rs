@@ -225,9 +225,9 @@ impl Inner {
         let Ok(mut state) = self.state() else {
             return false;
         };
-        let holds_up = state.has_operations(Some(stream.progress()));
+        let holds_up = state.has_operations_in(stream);
         let is_stuck = holds_up && waited >= limit
-            || state.has_operations(None) && self.check_in(&mut state).is_err();
+            || state.has_operations() && self.check_in(&mut state).is_err();
         drop(state);
         is_stuck && self.abort().is_ok()
     }
@@ -329,7 +329,7 @@ impl Dependency for Inner {
         // A fork has no launch of its own.
         if let Some(mut state) = self.state.lock_unless_forked() {
             state.launches -= 1;
-            state.note_operation(stream);
+            state.note_launch(stream);
         }
     }
 }

@@ -308,9 +308,9 @@ fn start(
     let started = unsafe { raw::nccl::start(table, raw, open.queue(), call.operation, transfer) };
     if !call.is_recorded {
         // Also if it failed: some of it may be in the stream.
-        one.state.note_operation(call.stream.progress());
+        one.state.note_operation(call.stream);
         if let Some(source) = call.source_stream {
-            one.state.note_operation(source.progress());
+            one.state.note_operation(source);
         }
     }
     started

@@ -131,6 +131,39 @@ fn registered_memory_can_be_dropped_while_the_stream_waits_for_nobody(
     Ok(())
 }
 
+/// Two handles of a default stream: an operation by one of them holds up a free by the other.
+#[apply(case_of_two)]
+fn handles_of_one_default_stream_are_one_stream(env: &Environment) -> Result<()> {
+    let (tell, told) = mpsc::channel();
+    let told = std::sync::Mutex::new(told);
+    in_threads(env, short(env), |rank| {
+        let context = rank.communicator.context();
+        let memory = RegisteredResource::builder(&rank.communicator).build()?;
+        let mut numbers = rank.pool.alloc_from(&rank.stream, &[1_u32; 10])?;
+        // Both have been connected.
+        rank.communicator
+            .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+        rank.communicator.synchronize(&rank.stream)?;
+        if rank.number() == 1 {
+            let told = told.lock().map_err(|_| anyhow!("rank 0 panicked"))?;
+            told.recv_timeout(LIMIT)?;
+            return Ok(rank.communicator.abort()?);
+        }
+        let registered =
+            Resource::new(memory).alloc_zeroed::<u32>(&context.per_thread_stream(), 10)?;
+        let mut others = rank
+            .pool
+            .alloc_from(&context.per_thread_stream(), &[1_u32; 10])?;
+        rank.communicator
+            .all_reduce_in_place(&mut others, ReduceOp::Sum)?;
+        registered.free()?;
+        refused(rank.communicator.check(), ErrorKind::Aborted)?;
+        tell.send(())?;
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// Short, but long enough to join.
 fn short(env: &Environment) -> Duration {
     match env.backend {
