@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, RwLockWriteGuard};
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -12,7 +12,7 @@ use super::library::Nccl;
 use super::state::State;
 use super::wait::Wait;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::lock::Lock;
+use crate::base::lock::{Lock, SharedLock};
 use crate::base::origin;
 use crate::driver::device::Device;
 use crate::driver::raw;
@@ -43,7 +43,8 @@ pub(super) struct Inner {
     pub(super) timeout: Duration,
     /// Set by `abort` before it waits for the lock.
     pub(super) is_aborting: AtomicBool,
-    state: Lock<State>,
+    /// Locked for writing only, and tried by who has a limit. `None` once it is forgotten in a fork.
+    pub(super) state: Option<SharedLock<State>>,
     /// Held while NCCL aborts; taken after `state`.
     pub(super) ending: Lock<()>,
 }
@@ -65,7 +66,7 @@ impl Communicator {
             ranks: numbers.1,
             timeout,
             is_aborting: AtomicBool::new(false),
-            state: Lock::new(State::new(raw)),
+            state: Some(SharedLock::new(State::new(raw))),
             ending: Lock::default(),
         };
         let _origin = origin::note_if_none();
@@ -100,8 +101,8 @@ impl Communicator {
     ) -> bool {
         let part = |slice: DeviceSlice<'_, T>| (slice.as_raw(), slice.size_bytes());
         let (from, to) = (part(from.as_slice()), part(to.as_slice()));
-        let state = self.0.state.lock_unless_forked();
-        state.is_some_and(|state| state.windows.serve(from, to))
+        let state = self.0.state();
+        state.is_ok_and(|state| state.windows.serve(from, to))
     }
 
     /// This rank.
@@ -140,13 +141,15 @@ impl Communicator {
     /// NCCL's handle, for calls that this crate does not wrap; null after [`abort`](Self::abort). The communicator keeps it.
     #[must_use]
     pub fn as_raw(&self) -> ncclComm_t {
-        let state = self.0.state.lock_unless_forked();
+        let state = self.0.state();
         state
+            .ok()
             .and_then(|state| state.live())
             .unwrap_or(std::ptr::null_mut())
     }
 
-    /// Whether something has gone wrong with operations that were started. Does not wait.
+    /// Whether something has gone wrong with operations that were started. Does not wait for them, but for calls of other threads, as
+    /// all calls do: without a limit if the communicator is [blocking](super::CommunicatorBuilder::blocking).
     ///
     /// # Errors
     ///
@@ -163,18 +166,32 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`check`](Self::check); [`TimedOut`](crate::ErrorKind::TimedOut) after that time, and the communicator refuses from then on.
-    /// The stream goes on waiting in both cases: [`abort`](Self::abort) ends that. [`Capturing`](crate::ErrorKind::Capturing) while the
-    /// stream is captured.
+    /// The stream goes on waiting in both cases: [`abort`](Self::abort) ends that. Also `TimedOut`, and nothing has changed, if another
+    /// thread is in a call that does not return in that time, even if the stream is done.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
-        let wait = Wait::new("the work in the stream", self.0.timeout);
+        let inner = &self.0;
+        let wait = Wait::new("the work in the stream", inner.timeout);
         stream.synchronize_by(|| {
-            self.check()?;
+            inner.check_if_free()?;
             wait.pause().or_else(|error| {
-                self.0.state()?.fail(&error);
-                Err(self.0.named(error))
+                if let Some(mut state) = inner.state_if_free()? {
+                    state.fail(&error);
+                }
+                Err(inner.named(error))
             })
         })?;
-        self.check()
+        // Without an answer nobody knows whether the stream is done because of an abort.
+        while !inner.check_if_free()? {
+            wait.pause().map_err(|_| {
+                let text = format!(
+                    "a call on another thread is not done after {:?}",
+                    inner.timeout
+                );
+                Error::new(ErrorKind::TimedOut, format!("{inner}: {text}"))
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -190,8 +207,26 @@ impl Inner {
         Item::new(LedgerKind::Communicator, raw).on(self.context.device())
     }
 
-    pub(super) fn state(&self) -> Result<MutexGuard<'_, State>> {
-        self.state.lock()
+    fn lock(&self) -> Result<&SharedLock<State>> {
+        self.state.as_ref().ok_or_else(Error::forked)
+    }
+
+    /// Waits for calls of other threads.
+    pub(super) fn state(&self) -> Result<RwLockWriteGuard<'_, State>> {
+        self.lock()?.write()
+    }
+
+    /// `None` while another thread is in a call.
+    fn state_if_free(&self) -> Result<Option<RwLockWriteGuard<'_, State>>> {
+        self.lock()?.try_write()
+    }
+
+    /// As [`check`](Self::check), without waiting. False if nothing can be said while another thread is in a call.
+    fn check_if_free(&self) -> Result<bool> {
+        match self.state_if_free()? {
+            Some(mut state) => self.check_in(&mut state).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -327,7 +362,7 @@ impl Dependency for Inner {
 
     fn end_use(&self, stream: &Arc<epoch::Progress>) {
         // A fork has no launch of its own.
-        if let Some(mut state) = self.state.lock_unless_forked() {
+        if let Ok(mut state) = self.state() {
             state.launches -= 1;
             state.note_launch(stream);
         }

@@ -186,5 +186,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         report::release("communicator", || self.end());
+        if report::is_forked() {
+            // A thread of the parent may have been changing it, and cannot go on here.
+            std::mem::forget(self.state.take());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Operations that are started together.
 
 use std::fmt;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, RwLockWriteGuard};
 
 use bytemuck::Pod;
 use cuda_driver_sys::nccl::NcclTable;
@@ -190,7 +190,7 @@ impl<'a> Group<'a> {
 /// A communicator of the calls, and its state, locked.
 struct Locked<'a> {
     communicator: &'a Communicator,
-    state: MutexGuard<'a, State>,
+    state: RwLockWriteGuard<'a, State>,
 }
 
 impl Locked<'_> {

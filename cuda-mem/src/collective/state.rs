@@ -1,10 +1,11 @@
 //! What a communicator's lock guards.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::CU_STREAM_PER_THREAD;
-use cuda_driver_sys::nccl::ncclComm_t;
+use cuda_driver_sys::nccl::{ncclComm, ncclComm_t};
 
 use super::registration::Windows;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -12,8 +13,8 @@ use crate::stream::Stream;
 use crate::stream::epoch::{self, Progress};
 
 pub(super) struct State {
-    /// `None` once it has been aborted or destroyed.
-    raw: Option<Raw>,
+    /// `None` once it has been aborted or destroyed. Any thread may use it, one at a time: `State` is behind a lock.
+    raw: Option<AtomicPtr<ncclComm>>,
     /// Why it only refuses.
     failure: Option<(ErrorKind, String)>,
     pub(super) windows: Windows,
@@ -22,11 +23,6 @@ pub(super) struct State {
     /// Launches of graphs with its operations that threads are making.
     pub(super) launches: usize,
 }
-
-struct Raw(ncclComm_t);
-
-// SAFETY: a communicator may be used from any thread, by one at a time: `State` is behind a lock.
-unsafe impl Send for Raw {}
 
 struct LastOperation {
     stream: Arc<Progress>,
@@ -88,7 +84,7 @@ impl LastOperation {
 impl State {
     pub(super) fn new(raw: ncclComm_t) -> Self {
         Self {
-            raw: Some(Raw(raw)),
+            raw: Some(AtomicPtr::new(raw)),
             failure: None,
             windows: Windows::default(),
             last: Vec::new(),
@@ -99,7 +95,7 @@ impl State {
     /// The handle, unless the communicator only refuses.
     pub(super) fn usable(&self) -> Result<ncclComm_t> {
         match (&self.raw, &self.failure) {
-            (Some(raw), None) => Ok(raw.0),
+            (Some(raw), None) => Ok(raw.load(Ordering::Relaxed)),
             (_, Some((ErrorKind::Aborted, text))) => Err(Error::new(
                 ErrorKind::Aborted,
                 format!("{text}; join a new one"),
@@ -117,14 +113,15 @@ impl State {
 
     /// The handle, if it is live, whatever has failed.
     pub(super) fn live(&self) -> Option<ncclComm_t> {
-        self.raw.as_ref().map(|raw| raw.0)
+        let raw = self.raw.as_ref();
+        raw.map(|raw| raw.load(Ordering::Relaxed))
     }
 
     /// As [`live`](Self::live), for its end: it has none afterwards, no windows, and nothing in any stream.
     pub(super) fn take(&mut self) -> Option<ncclComm_t> {
         self.windows.clear();
         self.last.clear();
-        self.raw.take().map(|raw| raw.0)
+        self.raw.take().map(AtomicPtr::into_inner)
     }
 
     /// It only refuses from now on. The first failure stays.

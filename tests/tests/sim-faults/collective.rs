@@ -1,6 +1,6 @@
 //! What goes wrong with NCCL, on machines of their own: every call fails in turn, a rank dies, ranks do not agree.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -497,4 +497,62 @@ fn memory_of_a_window_that_neither_ends_nor_aborts_is_leaked(_: &Environment) ->
     ensure!(two.control.live().windows == 1, "{:?}", two.control.live());
     drop(rank);
     Ok(())
+}
+
+/// NCCL itself waits in a call of one thread; another one has its own limit, whether its stream is done or not.
+#[apply(case)]
+fn a_wait_ends_in_time_while_a_blocking_call_lasts(_: &Environment) -> Result<()> {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let two = machine(&[])?;
+    let id = two.nccl.unique_id()?;
+    let (tell, told) = mpsc::channel();
+    let join = |number: usize| {
+        let builder = two.nccl.communicator(&two.contexts[number], 2, number);
+        builder.blocking(true).timeout(LIMIT).join(&id)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || -> Result<()> {
+            let rank = join(1)?;
+            // Over the limit, so that a wait for the call comes to an end.
+            let _ = told.recv_timeout(20 * LIMIT);
+            Ok(rank.abort()?)
+        });
+        let rank = join(0)?;
+        while_a_call_blocks(&two, &rank, LIMIT, || Ok(tell.send(())?))?;
+        rank.abort()?;
+        other.join().map_err(|_| anyhow!("rank 1 panicked"))?
+    })?;
+    is_as_before(&two, "a call that blocked")
+}
+
+fn while_a_call_blocks(
+    two: &Two,
+    rank: &Communicator,
+    limit: Duration,
+    end: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let (held_up, idle) = (two.contexts[0].stream()?, two.contexts[0].stream()?);
+    let pool = two.contexts[0].device().default_pool()?;
+    let mut numbers = pool.alloc_zeroed::<f32>(&held_up, 10)?;
+    rank.all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            let memory = RegisteredResource::builder(rank).windows(true).build()?;
+            Resource::new(memory).alloc::<u8>(&two.contexts[0].stream()?, 100)
+        });
+        std::thread::sleep(limit);
+        for stream in [&idle, &held_up] {
+            let start = Instant::now();
+            let waited = rank.synchronize(stream).err();
+            ensure!(start.elapsed() < 8 * limit, "{:?}", start.elapsed());
+            let error = waited.context("it waited for nothing")?;
+            ensure!(error.kind() == ErrorKind::TimedOut, "{error}");
+        }
+        end()?;
+        let call = caller.join().map_err(|_| anyhow!("it panicked"))?;
+        ensure!(call.is_err(), "the other rank never came");
+        rank.abort()?;
+        held_up.synchronize()?;
+        Ok(())
+    })
 }
