@@ -186,8 +186,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         report::release("communicator", || self.end());
-        if report::is_forked() {
-            // A thread of the parent may have been changing it, and cannot go on here.
+        // Refused in a fork, where a thread of the parent may have been changing it and cannot go on.
+        if self.state().is_err() {
             std::mem::forget(self.state.take());
         }
     }

@@ -1,11 +1,12 @@
 //! What a communicator's lock guards.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::CU_STREAM_PER_THREAD;
-use cuda_driver_sys::nccl::{ncclComm, ncclComm_t};
+use cuda_driver_sys::nccl::ncclComm_t;
 
 use super::registration::Windows;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -14,7 +15,7 @@ use crate::stream::epoch::{self, Progress};
 
 pub(super) struct State {
     /// `None` once it has been aborted or destroyed. Any thread may use it, one at a time: `State` is behind a lock.
-    raw: Option<AtomicPtr<ncclComm>>,
+    raw: Option<AtomicPtr<c_void>>,
     /// Why it only refuses.
     failure: Option<(ErrorKind, String)>,
     pub(super) windows: Windows,
@@ -84,7 +85,7 @@ impl LastOperation {
 impl State {
     pub(super) fn new(raw: ncclComm_t) -> Self {
         Self {
-            raw: Some(AtomicPtr::new(raw)),
+            raw: Some(AtomicPtr::new(raw.cast())),
             failure: None,
             windows: Windows::default(),
             last: Vec::new(),
@@ -95,7 +96,7 @@ impl State {
     /// The handle, unless the communicator only refuses.
     pub(super) fn usable(&self) -> Result<ncclComm_t> {
         match (&self.raw, &self.failure) {
-            (Some(raw), None) => Ok(raw.load(Ordering::Relaxed)),
+            (Some(raw), None) => Ok(raw.load(Ordering::Relaxed).cast()),
             (_, Some((ErrorKind::Aborted, text))) => Err(Error::new(
                 ErrorKind::Aborted,
                 format!("{text}; join a new one"),
@@ -114,14 +115,14 @@ impl State {
     /// The handle, if it is live, whatever has failed.
     pub(super) fn live(&self) -> Option<ncclComm_t> {
         let raw = self.raw.as_ref();
-        raw.map(|raw| raw.load(Ordering::Relaxed))
+        raw.map(|raw| raw.load(Ordering::Relaxed).cast())
     }
 
     /// As [`live`](Self::live), for its end: it has none afterwards, no windows, and nothing in any stream.
     pub(super) fn take(&mut self) -> Option<ncclComm_t> {
         self.windows.clear();
         self.last.clear();
-        self.raw.take().map(AtomicPtr::into_inner)
+        self.raw.take().map(|raw| raw.into_inner().cast())
     }
 
     /// It only refuses from now on. The first failure stays.

@@ -177,7 +177,9 @@ fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<
 #[apply(case)]
 fn a_group_over_many_streams_runs_beside_a_capture(env: &Environment) -> Result<()> {
     let context = env.device()?.primary_context()?;
-    let communicators = nccl(env)?.communicators(&[context.clone()]).join()?;
+    let communicators = nccl(env)?
+        .communicators(std::slice::from_ref(&context))
+        .join()?;
     let rank = Rank::new(communicators.into_iter().next().context("one rank")?)?;
     let make = |number: u32| anyhow::Ok(rank.pool.alloc_from(&context.stream()?, &[number; 4])?);
     let mut buffers = (0..8).map(make).collect::<Result<Vec<_>>>()?;
