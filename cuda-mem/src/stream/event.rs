@@ -254,7 +254,7 @@ impl StreamRef<'_> {
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
         let open = self.submit()?;
-        let _turn = launches::wait(self.as_raw())?;
+        let _turn = launches::wait(*self)?;
         // SAFETY: both handles are live and of one driver.
         unsafe { raw::stream::wait(open.queue(), event.own.raw) }
     }

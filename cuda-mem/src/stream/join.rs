@@ -115,7 +115,7 @@ impl<'a> Mark<'a> {
         check_driver(self.stream, later)?;
         event!(TRACE, stream = %later, earlier = %self.stream, "a stream waits");
         let open = later.submit()?;
-        let _turn = launches::wait(later.as_raw())?;
+        let _turn = launches::wait(later)?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the recording at this
         // call, so the event may be used again at once, unless a graph is launched or uploaded (R179).
         unsafe { raw::stream::wait(open.queue(), self.event) }

@@ -9,11 +9,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, PoisonError};
-
-use cuda_driver_sys::CUstream;
+use std::thread::ThreadId;
 
 use crate::base::error::Result;
 use crate::base::lock::Lock;
+use crate::stream::StreamRef;
 
 /// Streams share these tables, so that threads with streams of their own seldom meet.
 const TABLES: usize = 64;
@@ -30,26 +30,77 @@ static HAVE_BEEN: AtomicBool = AtomicBool::new(false);
 /// What is going on in some streams. By stream and not only by table: a launch may block until work of another stream is
 /// done, which must not wait for it.
 struct Turns {
-    streams: Lock<Vec<(usize, Use)>>,
+    streams: Lock<Vec<(Name, Use)>>,
     changed: Condvar,
 }
 
-/// What is going on in a stream.
+/// Which stream it is. The handles of default streams are the same in all contexts and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    /// It is made to wait, by so many threads.
-    Waits(usize),
+struct Name {
+    context: usize,
+    stream: usize,
+    thread: Option<ThreadId>,
+}
+
+/// What is going on in a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    /// Threads that make it wait.
+    waits: usize,
     /// A graph is launched or uploaded.
+    is_launching: bool,
+    /// Launches that wait for their turn. They go before new waits, which might never end otherwise.
+    launches: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Wait,
     Launch,
 }
 
 /// A stream is made to wait, or a graph is launched in it, while this lives.
 #[derive(Debug)]
-pub(crate) struct Turn(usize);
+pub(crate) struct Turn(Name, Kind);
 
-fn turns(address: usize) -> &'static Turns {
-    // Handles lie some hundred bytes apart.
-    &TURNS[(address ^ address >> 6 ^ address >> 12) % TABLES]
+impl Name {
+    fn of(stream: StreamRef<'_>) -> Self {
+        Self {
+            context: stream.context().as_raw().addr(),
+            stream: stream.as_raw().addr(),
+            thread: stream.thread(),
+        }
+    }
+
+    fn turns(&self) -> &'static Turns {
+        // Handles lie some hundred bytes apart.
+        let address = self.stream;
+        &TURNS[(address ^ address >> 6 ^ address >> 12) % TABLES]
+    }
+}
+
+impl Use {
+    /// Whether it has begun.
+    fn begin(&mut self, kind: Kind) -> bool {
+        match kind {
+            Kind::Wait if !self.is_launching && self.launches == 0 => {
+                self.waits += 1;
+                true
+            }
+            Kind::Launch if !self.is_launching && self.waits == 0 => {
+                self.is_launching = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn end(&mut self, kind: Kind) {
+        match kind {
+            Kind::Wait => self.waits -= 1,
+            Kind::Launch => self.is_launching = false,
+        }
+    }
 }
 
 /// Whether this crate has launched or uploaded a graph in this process.
@@ -59,110 +110,136 @@ pub(crate) fn have_been() -> bool {
 }
 
 /// No graph is launched or uploaded in the stream while the guard lives.
-pub(crate) fn wait(stream: CUstream) -> Result<Turn> {
-    begin(stream, |use_of_it| match use_of_it {
-        None => Some(Use::Waits(1)),
-        Some(Use::Waits(threads)) => Some(Use::Waits(threads + 1)),
-        Some(Use::Launch) => None,
-    })
+pub(crate) fn wait(stream: StreamRef<'_>) -> Result<Turn> {
+    begin(Name::of(stream), Kind::Wait)
 }
 
 /// The stream is not made to wait for anything while the guard lives.
-pub(crate) fn launch(stream: CUstream) -> Result<Turn> {
+pub(crate) fn launch(stream: StreamRef<'_>) -> Result<Turn> {
     HAVE_BEEN.store(true, Ordering::SeqCst);
-    begin(stream, |use_of_it| {
-        use_of_it.is_none().then_some(Use::Launch)
+    begin(Name::of(stream), Kind::Launch)
+}
+
+/// The place of a stream in a table.
+fn place(streams: &mut Vec<(Name, Use)>, name: Name) -> usize {
+    let found = streams.iter().position(|(other, _)| *other == name);
+    found.unwrap_or_else(|| {
+        streams.push((name, Use::default()));
+        streams.len() - 1
     })
 }
 
-/// Waits until `next` has a use that goes with what is going on in the stream.
-fn begin(stream: CUstream, next: impl Fn(Option<Use>) -> Option<Use>) -> Result<Turn> {
-    let address = stream.addr();
-    let turns = turns(address);
+fn begin(name: Name, kind: Kind) -> Result<Turn> {
+    let turns = name.turns();
     let mut streams = turns.streams.lock()?;
-    loop {
-        let at = streams.iter().position(|(other, _)| *other == address);
-        match (next(at.map(|at| streams[at].1)), at) {
-            (Some(begun), Some(at)) => streams[at].1 = begun,
-            (Some(begun), None) => streams.push((address, begun)),
-            (None, _) => {
-                let woken = turns.changed.wait(streams);
-                streams = woken.unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
+    let mut at = place(&mut streams, name);
+    let mut is_noted = false;
+    while !streams[at].1.begin(kind) {
+        if kind == Kind::Launch && !is_noted {
+            streams[at].1.launches += 1;
+            is_noted = true;
         }
-        return Ok(Turn(address));
+        let woken = turns.changed.wait(streams);
+        streams = woken.unwrap_or_else(PoisonError::into_inner);
+        at = place(&mut streams, name);
     }
+    if is_noted {
+        streams[at].1.launches -= 1;
+    }
+    Ok(Turn(name, kind))
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let turns = turns(self.0);
+        let turns = self.0.turns();
         let Some(mut streams) = turns.streams.lock_unless_forked() else {
             return;
         };
-        let Some(at) = streams.iter().position(|(other, _)| *other == self.0) else {
-            return;
-        };
-        match &mut streams[at].1 {
-            Use::Waits(threads) if *threads > 1 => *threads -= 1,
-            _ => {
-                streams.swap_remove(at);
-                drop(streams);
-                turns.changed.notify_all();
-            }
+        let at = place(&mut streams, self.0);
+        streams[at].1.end(self.1);
+        if streams[at].1 == Use::default() {
+            streams.swap_remove(at);
         }
+        drop(streams);
+        turns.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::without_provenance_mut;
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
 
     use super::*;
 
-    /// Addresses of no stream, which share a table.
-    fn two_of_one_table() -> [usize; 2] {
-        let first = 0x10;
-        let mut others = (0x20..).step_by(0x10);
-        let second = others.find(|other| std::ptr::eq(turns(*other), turns(first)));
-        [
-            first,
-            second.expect("there are fewer tables than addresses"),
-        ]
+    /// No stream.
+    fn name(stream: usize) -> Name {
+        Name {
+            context: 0x10,
+            stream,
+            thread: None,
+        }
+    }
+
+    fn turn(name: Name, kind: Kind) -> Turn {
+        begin(name, kind).expect("this is no fork")
+    }
+
+    fn is_listed(name: Name) -> bool {
+        let streams = name.turns().streams.lock().expect("this is no fork");
+        streams.iter().any(|(other, _)| *other == name)
     }
 
     #[test]
     fn a_launch_holds_up_its_own_stream_only() {
-        let [first, second] = two_of_one_table();
-        let launched = launch(without_provenance_mut(first)).expect("this is no fork");
+        let first = name(0x10);
+        let mut others = (0x20..).step_by(0x10).map(name);
+        let second = others.find(|other| std::ptr::eq(other.turns(), first.turns()));
+        let second = second.expect("there are fewer tables than addresses");
+        let own = Name {
+            thread: Some(thread::current().id()),
+            ..first
+        };
+        let launched = turn(first, Kind::Launch);
         // On this thread: it would wait for ever.
-        let other = wait(without_provenance_mut(second)).expect("this is no fork");
-        let again = wait(without_provenance_mut(second)).expect("waits go together");
-        drop((other, again));
-        drop(launched);
-        assert!(turns(first).streams.lock().expect("no fork").is_empty());
+        let others = [second, second, own].map(|other| turn(other, Kind::Wait));
+        assert!(is_listed(first) && is_listed(second) && is_listed(own));
+        drop((others, launched));
+        assert!(!is_listed(first) && !is_listed(second) && !is_listed(own));
     }
 
     #[test]
-    fn a_wait_and_a_launch_in_one_stream_take_turns() {
-        const STREAM: usize = 0x7_0000;
+    fn a_launch_goes_before_later_waits() {
+        let stream = name(0x7_0000);
         let (tell, told) = mpsc::channel();
-        let waiting = wait(without_provenance_mut(STREAM)).expect("this is no fork");
+        let waiting = turn(stream, Kind::Wait);
+        let waits_for_turn = || {
+            let streams = stream.turns().streams.lock().expect("this is no fork");
+            let mut uses = streams.iter();
+            uses.any(|(other, its)| *other == stream && its.launches == 1)
+        };
         thread::scope(|scope| {
+            let launches = tell.clone();
             scope.spawn(move || {
-                let launched = launch(without_provenance_mut(STREAM));
-                tell.send(()).expect("somebody listens");
+                let launched = turn(stream, Kind::Launch);
+                launches.send("launch").expect("somebody listens");
                 drop(launched);
             });
-            let early = told.recv_timeout(Duration::from_millis(20));
-            early.expect_err("it did not wait for its turn");
+            while !waits_for_turn() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            scope.spawn(move || {
+                let later = turn(stream, Kind::Wait);
+                tell.send("wait").expect("somebody listens");
+                drop(later);
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(told.try_recv().is_err(), "it did not wait for its turn");
             drop(waiting);
-            told.recv().expect("it is launched");
+            let order = [told.recv(), told.recv()].map(|told| told.expect("it goes on"));
+            assert_eq!(order, ["launch", "wait"]);
         });
-        let _free = wait(without_provenance_mut(STREAM)).expect("this is no fork");
+        assert!(!is_listed(stream));
     }
 }

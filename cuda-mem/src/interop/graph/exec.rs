@@ -162,7 +162,7 @@ impl GraphExec {
         let launched = {
             // Another thread may end one at any time.
             let _in_use = self.parts.dependencies.begin_use(stream.progress())?;
-            let _turn = launches::launch(stream.as_raw())?;
+            let _turn = launches::launch(stream.as_ref())?;
             // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
             // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
             unsafe { raw::graph::launch(open.queue(), self.raw) }
@@ -193,7 +193,7 @@ impl GraphExec {
         self.parts.require_reach(self.context(), stream)?;
         let _in_use = self.parts.dependencies.begin_use(stream.progress())?;
         let open = stream.as_ref().submit_bound()?;
-        let _turn = launches::launch(stream.as_raw())?;
+        let _turn = launches::launch(stream.as_ref())?;
         // SAFETY: the instance and the stream are live.
         unsafe { raw::graph::upload(open.queue(), self.raw) }
     }

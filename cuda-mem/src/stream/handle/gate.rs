@@ -289,6 +289,11 @@ impl<'a> StreamRef<'a> {
         self.context.synchronize()
     }
 
+    /// Whose own stream it is; `None` if it is no thread's.
+    pub(crate) fn thread(&self) -> Option<ThreadId> {
+        self.thread
+    }
+
     #[inline]
     pub(crate) fn is_foreign(&self) -> bool {
         /// Seldom called: only default streams are a thread's own.
