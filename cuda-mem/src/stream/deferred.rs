@@ -164,19 +164,24 @@ fn poll_entries(all: bool) {
     }
     if all {
         // Whoever polls looks at all of them, if that is another thread.
-        IS_ALL_WANTED.store(true, Ordering::Release);
+        IS_ALL_WANTED.store(true, Ordering::SeqCst);
     }
-    let Some(_poll) = Poll::begin() else {
-        return;
-    };
+    // Again if another thread has wanted all of them, and found this poll running.
+    while let Some(poll) = Poll::begin() {
+        poll_in_passes();
+        drop(poll);
+        if !IS_ALL_WANTED.load(Ordering::SeqCst) {
+            break;
+        }
+    }
+}
+
+fn poll_in_passes() {
     let mut is_all = false;
     for _ in 0..PASSES {
         let entries = queue().len();
-        is_all |= IS_ALL_WANTED.swap(false, Ordering::AcqRel);
+        is_all |= IS_ALL_WANTED.swap(false, Ordering::SeqCst);
         let released = pass(entries, is_all);
-        if IS_ALL_WANTED.load(Ordering::Acquire) {
-            continue;
-        }
         // Only what is new can have become possible.
         if released == 0 || queue().len() <= entries - released {
             break;
@@ -195,14 +200,14 @@ struct Poll(());
 
 impl Poll {
     fn begin() -> Option<Self> {
-        let is_free = !IS_POLLING.swap(true, Ordering::Acquire);
+        let is_free = !IS_POLLING.swap(true, Ordering::SeqCst);
         is_free.then_some(Self(()))
     }
 }
 
 impl Drop for Poll {
     fn drop(&mut self) {
-        IS_POLLING.store(false, Ordering::Release);
+        IS_POLLING.store(false, Ordering::SeqCst);
     }
 }
 
