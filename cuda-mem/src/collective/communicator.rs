@@ -1,7 +1,7 @@
 //! Communicators.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -41,12 +41,12 @@ pub(super) struct Inner {
     rank: usize,
     ranks: usize,
     pub(super) timeout: Duration,
-    /// Set by `abort` before it waits for the lock.
-    pub(super) is_aborting: AtomicBool,
-    /// Locked for writing only, and tried by who has a limit. `None` once it is forgotten in a fork.
+    /// How many calls of `abort` have begun and not been given up, counted before they wait for the lock.
+    pub(super) aborts: AtomicUsize,
+    /// Locked for writing only, and only tried by callers that have a limit. `None` once it is forgotten in a fork.
     pub(super) state: Option<SharedLock<State>>,
-    /// Held while NCCL aborts; taken after `state`.
-    pub(super) ending: Lock<()>,
+    /// Held while NCCL aborts; taken after `state`. Why that failed, if it did.
+    pub(super) failed_abort: Lock<Option<String>>,
 }
 
 impl Communicator {
@@ -65,9 +65,9 @@ impl Communicator {
             rank: numbers.0,
             ranks: numbers.1,
             timeout,
-            is_aborting: AtomicBool::new(false),
+            aborts: AtomicUsize::new(0),
             state: Some(SharedLock::new(State::new(raw))),
-            ending: Lock::default(),
+            failed_abort: Lock::default(),
         };
         let _origin = origin::note_if_none();
         ledger::insert(inner.item(raw));
@@ -300,6 +300,11 @@ impl Inner {
         }
     }
 
+    /// Whether a thread aborts it, or has.
+    fn is_aborting(&self) -> bool {
+        self.aborts.load(Ordering::SeqCst) > 0
+    }
+
     /// Asks whether the last call is over; `None` if not. An abort on another thread ends the wait.
     pub(super) fn poll(
         &self,
@@ -307,7 +312,7 @@ impl Inner {
         wait: &Wait,
         is_there: impl Fn() -> bool,
     ) -> Option<Result<()>> {
-        let asked = if self.is_aborting.load(Ordering::SeqCst) {
+        let asked = if self.is_aborting() {
             Some(Err(self.aborted()))
         } else {
             // SAFETY: it is live while the lock is held.
@@ -353,7 +358,7 @@ impl Dependency for Inner {
     fn begin_use(&self) -> Result<()> {
         let mut state = self.state()?;
         state.usable()?;
-        if self.is_aborting.load(Ordering::SeqCst) {
+        if self.is_aborting() {
             return Err(self.aborted());
         }
         state.launches += 1;

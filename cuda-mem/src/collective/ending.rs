@@ -101,8 +101,8 @@ impl Inner {
         self.abort_within(self.timeout)
     }
 
-    /// Aborts, after a call that was started and is not over: nothing of it uses streams or memory once this returns. Without a limit,
-    /// because the memory goes then; also if another thread aborts.
+    /// Aborts, after a call that was started and is not over: nothing of it uses streams or memory once this returns without a report.
+    /// Without a limit, because the memory goes then; also if another thread aborts.
     pub(super) fn stop(&self) {
         report::release("communicator", || self.abort_within(Duration::MAX));
     }
@@ -110,14 +110,14 @@ impl Inner {
     /// `limit` is for launches of graphs on other threads.
     fn abort_within(&self, limit: Duration) -> Result<()> {
         // A thread that waits with the lock held stops, and no graph is launched any more.
-        self.is_aborting.store(true, Ordering::SeqCst);
+        self.aborts.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state()?;
         let what = "the launch of a graph with its operations on another thread";
         let wait = Wait::new(what, limit);
         while state.launches > 0 {
             drop(state);
             if let Err(error) = wait.pause() {
-                self.is_aborting.store(false, Ordering::SeqCst);
+                self.aborts.fetch_sub(1, Ordering::SeqCst);
                 let text = format!("{self} was not aborted: {error}");
                 return Err(Error::not_in_time(text));
             }
@@ -126,9 +126,13 @@ impl Inner {
         state.refuse_as_aborted();
         let raw = state.take();
         // Without the other lock: this may take until graphs are dropped (N5), by threads that ask the communicator before.
-        let _ending = self.ending.lock()?;
+        let mut failed = self.failed_abort.lock()?;
         drop(state);
+        if raw.is_none() {
+            return require_none(failed.as_deref());
+        }
         self.abort_raw(raw)
+            .inspect_err(|error| *failed = Some(error.to_string()))
     }
 
     fn abort_raw(&self, raw: Option<ncclComm_t>) -> Result<()> {
@@ -141,9 +145,10 @@ impl Inner {
         unsafe { raw::nccl::abort(self.table(), raw) }
     }
 
-    /// Returns once no call of [`abort`](Self::abort) is running, whose communicator may still use registered memory.
+    /// Returns once no call of [`abort`](Self::abort) is running, whose communicator may still use registered memory. An error if one
+    /// failed: it may use that for ever.
     pub(super) fn wait_for_abort(&self) -> Result<()> {
-        self.ending.lock().map(drop)
+        require_none(self.failed_abort.lock()?.as_deref())
     }
 
     /// The caller is the last to have it.
@@ -181,6 +186,16 @@ impl Inner {
             }
         }
     }
+}
+
+fn require_none(failed: Option<&str>) -> Result<()> {
+    let Some(failed) = failed else {
+        return Ok(());
+    };
+    let text = format!(
+        "the communicator's abort failed before, and NCCL may still use its memory; it said: {failed}"
+    );
+    Err(Error::new(ErrorKind::Aborted, text))
 }
 
 impl Drop for Inner {

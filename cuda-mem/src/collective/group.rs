@@ -174,8 +174,10 @@ impl<'a> Group<'a> {
     /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start them in time;
     /// [`Aborted`](crate::ErrorKind::Aborted) if a communicator was aborted; otherwise any error that NCCL reports. It names the rank
     /// that failed, or all if NCCL does not say which. [`Capturing`](crate::ErrorKind::Capturing), and nothing has been started, if this
-    /// crate captures one of the streams, or any stream while the group uses 16 or more. Some may have been started after other errors. If NCCL had begun and did not come to an end,
-    /// **all communicators of the group have been [aborted](Communicator::abort)**, so that nothing uses the memory later.
+    /// crate captures one of the streams, or any stream while the group uses 16 or more. After any other error, some may have been
+    /// started. If NCCL had begun and did not come to an end, **all communicators of the group have been
+    /// [aborted](Communicator::abort)**, so that nothing uses the memory later; that waits for launches of graphs on other threads,
+    /// without a limit.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn run(self) -> Result<()> {
         run(&self.calls)

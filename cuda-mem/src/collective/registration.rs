@@ -184,7 +184,7 @@ impl Registration {
     /// Ends it. False if NCCL may still use the memory, which must stay mapped for ever then; a failure is reported as one of a destructor.
     #[must_use]
     pub(super) fn end(self) -> bool {
-        let mut is_over = true;
+        let mut is_over = false;
         report::release("registration", || self.try_end(&mut is_over));
         is_over
     }
@@ -199,13 +199,18 @@ impl Registration {
         // An aborted communicator has ended its registrations.
         let Some(raw) = state.live() else {
             drop(state);
-            return inner.wait_for_abort();
+            inner.wait_for_abort()?;
+            *is_over = true;
+            return Ok(());
         };
         let _current = inner.context.bind()?;
         let table = inner.nccl.table();
         match self.handle {
-            // SAFETY: from this communicator, which is live while the lock is held.
-            Handle::Local(handle) => unsafe { raw::nccl::deregister(table, raw, handle) },
+            Handle::Local(handle) => {
+                *is_over = true;
+                // SAFETY: from this communicator, which is live while the lock is held.
+                unsafe { raw::nccl::deregister(table, raw, handle) }
+            }
             Handle::Window(window, _) => {
                 // SAFETY: as above.
                 let started = unsafe { raw::nccl::deregister_window(table, raw, window) };
@@ -217,7 +222,6 @@ impl Registration {
                     // In the background NCCL may still be at it.
                     drop(state);
                     if let Err(aborted) = inner.abort() {
-                        *is_over = false;
                         let text = "NCCL may still use the memory, which stays allocated for ever";
                         return Err(Error::new(
                             error.kind(),
@@ -225,6 +229,7 @@ impl Registration {
                         ));
                     }
                 }
+                *is_over = true;
                 settled
             }
         }

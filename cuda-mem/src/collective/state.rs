@@ -141,8 +141,8 @@ impl State {
         self.failure.is_some()
     }
 
-    /// How many operations are remembered whose stream has no handle any more. Such a stream may go on, as default streams do, so some are;
-    /// but nobody may ever wait for it, and each operation looks at all.
+    /// How many operations are remembered whose stream has no handle any more. Such a stream may go on, as default streams do, so the
+    /// newest are remembered. Nobody may ever wait for the others, and each operation looks at all.
     const MOST_LEFT: usize = 16;
 
     /// An operation was put into the stream.
