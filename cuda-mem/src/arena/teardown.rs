@@ -44,8 +44,10 @@ impl Deferred for EndedArena {
         }
         match self.backing.give_back_refused() {
             Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
-            Err(error) => failed = Some(error),
+            Err(error) if error.kind() == ErrorKind::Capturing && failed.is_none() => {
+                return Outcome::NotYet;
+            }
+            Err(error) => failed = failed.or(Some(error)),
         }
         match failed {
             Some(error) => Outcome::GivenUp(error),

@@ -8,7 +8,7 @@ use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::base::telemetry::{event, span};
 use crate::driver::device::Device;
@@ -77,7 +77,9 @@ impl Inner {
 
 impl Reclaim for Inner {
     fn reclaim(&self, device: Device) -> bool {
-        if self.device != Some(device) || self.backing.reserved().current() == 0 {
+        let has_refused = self.backing.has_refused();
+        let is_empty = self.backing.reserved().current() == 0 && !has_refused;
+        if self.device != Some(device) || is_empty {
             return false;
         }
         // A resource of the program may want a lock that this thread holds, in its call of another resource.
@@ -92,7 +94,8 @@ impl Reclaim for Inner {
         // Its errors matter less than the lack of memory, and the report hook must not run under the caller's locks.
         let _ = self.trim(0, Search::Thorough);
         drop(turn);
-        self.slow_path.counters.released.load(Ordering::Relaxed) != before
+        let released = self.slow_path.counters.released.load(Ordering::Relaxed);
+        released != before || has_refused && !self.backing.has_refused()
     }
 }
 
@@ -126,7 +129,11 @@ impl Inner {
         self.backing.observer.trims(keep);
         let chunks = self.take_chunks(keep, search);
         // With an upstream no lock is held, because it may call back.
-        let mut failed = self.backing.give_back_refused();
+        // What a capture holds up is no failure of this trim.
+        let mut failed = match self.backing.give_back_refused() {
+            Err(error) if error.kind() == ErrorKind::Capturing => Ok(()),
+            given => given,
+        };
         for chunk in chunks {
             // SAFETY: the chunk is not in the bookkeeping, and all work that used it is done.
             let released = unsafe { self.backing.release(chunk) };

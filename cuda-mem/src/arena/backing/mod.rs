@@ -100,6 +100,14 @@ impl Backing {
         }
     }
 
+    /// Whether there are such blocks.
+    pub(super) fn has_refused(&self) -> bool {
+        match &self.kind {
+            Kind::Vmm(_) => false,
+            Kind::Upstream(upstream) => upstream.has_refused(),
+        }
+    }
+
     /// Gets the turn to grow or to give memory back, which one thread has at a time.
     pub(super) fn growing(&self) -> Growing<'_> {
         match &self.kind {

@@ -184,6 +184,10 @@ impl Upstream {
         outcome
     }
 
+    pub(super) fn has_refused(&self) -> bool {
+        !self.state().refused.is_empty()
+    }
+
     /// With no block of the resource left, there is no reason to keep a context.
     fn drop_unneeded_stream(&self) {
         let mut state = self.state();

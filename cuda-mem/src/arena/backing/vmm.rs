@@ -317,7 +317,8 @@ impl Vmm {
     pub(super) fn ranges(&self) -> Vec<MemoryRange> {
         let state = self.state();
         let pieces = state.chunks.iter();
-        let ranges = pieces.map(|(address, piece)| MemoryRange {
+        let counted = pieces.filter(|(_, piece)| !matches!(piece, Piece::Stuck(_)));
+        let ranges = counted.map(|(address, piece)| MemoryRange {
             address: *address,
             bytes: piece.size_bytes(),
             is_asleep: matches!(piece, Piece::Asleep(_)),
@@ -476,7 +477,7 @@ impl Drop for Vmm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Memory that was not released may still be in use, so it stays, and so do its addresses. Sleeping memory has
-        // no users.
+        // no users. What is stuck cannot be unmapped.
         std::mem::take(&mut state.chunks)
             .into_values()
             .filter(|piece| !matches!(piece, Piece::Asleep(_)))

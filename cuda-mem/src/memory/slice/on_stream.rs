@@ -61,7 +61,7 @@ impl Drop for OnStream<'_> {
         let Some(borrowed) = self.0.take() else {
             return;
         };
-        // The next use of the memory waits for that in its own way.
+        // Before the next use of the memory the host waits for the context of that stream.
         if borrowed.other.is_foreign() {
             return;
         }

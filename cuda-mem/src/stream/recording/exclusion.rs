@@ -23,7 +23,7 @@ use crate::driver::raw::Table;
 
 /// The most streams that a thread uses at once: a copy that waits, in which something is given back, which is ordered
 /// after another stream, takes three, and a group of collective operations one for each of its streams. What comes
-/// beyond counts as work in every stream. Two cache lines of each thread, of which the usual call looks at one word.
+/// beyond counts as work in every stream. This takes two cache lines for each thread; the usual call looks at one word.
 const DEEPEST: usize = 16;
 
 const NOTHING: usize = 0;
