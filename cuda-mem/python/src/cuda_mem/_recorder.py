@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import ctypes
 import os
 import sys
-import time
 import weakref
 from typing import Any
 
@@ -116,42 +114,14 @@ def _write_frames(text: Any, size: int) -> int:
 _frames = _FRAMES(_write_frames)
 
 
-def _interrupt_soon() -> None:
-    # The call that asked for frames has returned by then. If the next one is met, this is done again.
-    time.sleep(0.01)
-    _thread.interrupt_main()
-
-
-class _Unraisable:
-    """In the place of `sys.unraisablehook` while stacks are recorded. ctypes swallows what is raised in a function that C
-    calls, and Control-C is often met there, also before its first line. It is raised again once C has returned."""
-
-    def __init__(self) -> None:
-        self.before = sys.unraisablehook
-
-    def __call__(self, unraisable: Any) -> None:
-        # Newer versions of Python name the function in the text.
-        is_ours = unraisable.object is _write_frames or repr(_write_frames) in (unraisable.err_msg or "")
-        if is_ours and issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Raised here it would be swallowed as well.
-            _thread.start_new_thread(_interrupt_soon, ())
-        else:
-            self.before(unraisable)
-
-
 def record_stacks(depth: int = 32) -> None:
     """From now on recorded requests have the lines of Python that they come from, `depth` at most; 0 for none.
 
     Costs some microseconds an allocation. Each takes Python's lock, so no thread that holds it may wait for another
-    thread's allocation.
+    thread's allocation. A Control-C that comes while the lines are asked for is printed by ctypes and lost: press it again.
     """
     global _depth
     _depth = depth
-    hook = sys.unraisablehook
-    if depth and not isinstance(hook, _Unraisable):
-        sys.unraisablehook = _Unraisable()
-    elif not depth and isinstance(hook, _Unraisable):
-        sys.unraisablehook = hook.before
     c.library.cudamem_recorder_frames_with(ctypes.cast(_frames, ctypes.c_void_p) if depth else None)
 
 
