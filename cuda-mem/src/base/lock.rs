@@ -34,6 +34,18 @@ impl<T> Lock<T> {
         self.lock_unless_forked().ok_or_else(Error::forked)
     }
 
+    /// Takes the lock if it is free, without waiting. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    pub(crate) fn try_lock(&self) -> Result<Option<MutexGuard<'_, T>>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        match self.0.try_lock() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(TryLockError::Poisoned(guard)) => Ok(Some(guard.into_inner())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+        }
+    }
+
     /// Waits for the lock. `None` in a fork.
     #[inline]
     pub(crate) fn lock_unless_forked(&self) -> Option<MutexGuard<'_, T>> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, RwLockWriteGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -12,7 +12,7 @@ use super::library::Nccl;
 use super::state::State;
 use super::wait::Wait;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::lock::{Lock, SharedLock};
+use crate::base::lock::Lock;
 use crate::base::origin;
 use crate::driver::device::Device;
 use crate::driver::raw;
@@ -43,8 +43,8 @@ pub(super) struct Inner {
     pub(super) timeout: Duration,
     /// How many calls of `abort` have begun and not been given up, counted before they wait for the lock.
     pub(super) aborts: AtomicUsize,
-    /// Locked for writing only, and only tried by callers that have a limit. `None` once it is forgotten in a fork.
-    pub(super) state: Option<SharedLock<State>>,
+    /// Only tried by callers that have a limit.
+    state: Lock<State>,
     /// Held while NCCL aborts; taken after `state`. Why that failed, if it did.
     pub(super) failed_abort: Lock<Option<String>>,
 }
@@ -66,7 +66,7 @@ impl Communicator {
             ranks: numbers.1,
             timeout,
             aborts: AtomicUsize::new(0),
-            state: Some(SharedLock::new(State::new(raw))),
+            state: Lock::new(State::new(raw)),
             failed_abort: Lock::default(),
         };
         let _origin = origin::note_if_none();
@@ -181,7 +181,7 @@ impl Communicator {
                 Err(inner.named(error))
             })
         })?;
-        // Without an answer nobody knows whether the stream is done because of an abort.
+        // The stream may be done because of an abort, so an answer is needed.
         while !inner.check_if_free()? {
             wait.pause().map_err(|_| {
                 let text = format!(
@@ -207,18 +207,14 @@ impl Inner {
         Item::new(LedgerKind::Communicator, raw).on(self.context.device())
     }
 
-    fn lock(&self) -> Result<&SharedLock<State>> {
-        self.state.as_ref().ok_or_else(Error::forked)
-    }
-
     /// Waits for calls of other threads.
-    pub(super) fn state(&self) -> Result<RwLockWriteGuard<'_, State>> {
-        self.lock()?.write()
+    pub(super) fn state(&self) -> Result<MutexGuard<'_, State>> {
+        self.state.lock()
     }
 
     /// `None` while another thread is in a call.
-    fn state_if_free(&self) -> Result<Option<RwLockWriteGuard<'_, State>>> {
-        self.lock()?.try_write()
+    fn state_if_free(&self) -> Result<Option<MutexGuard<'_, State>>> {
+        self.state.try_lock()
     }
 
     /// As [`check`](Self::check), without waiting. False if nothing can be said while another thread is in a call.

@@ -201,9 +201,5 @@ fn require_none(failed: Option<&str>) -> Result<()> {
 impl Drop for Inner {
     fn drop(&mut self) {
         report::release("communicator", || self.end());
-        // Refused in a fork, where a thread of the parent may have been changing it and cannot go on.
-        if self.state().is_err() {
-            std::mem::forget(self.state.take());
-        }
     }
 }

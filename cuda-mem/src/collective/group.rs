@@ -1,7 +1,7 @@
 //! Operations that are started together.
 
 use std::fmt;
-use std::sync::{Arc, RwLockWriteGuard};
+use std::sync::{Arc, MutexGuard};
 
 use bytemuck::Pod;
 use cuda_driver_sys::nccl::NcclTable;
@@ -192,7 +192,7 @@ impl<'a> Group<'a> {
 /// A communicator of the calls, and its state, locked.
 struct Locked<'a> {
     communicator: &'a Communicator,
-    state: RwLockWriteGuard<'a, State>,
+    state: MutexGuard<'a, State>,
 }
 
 impl Locked<'_> {
