@@ -255,17 +255,13 @@ class Arrays(unittest.TestCase):
         self.assertTrue(again.__cuda_array_interface__["data"][1])
 
     def test_a_buffer_may_go_while_its_stream_is_captured(self):
-        driver = ctypes.CDLL(os.environ.get("CUDA_DRIVER_SYS_LIBRARY", DRIVER))
-        context, stream, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self.assertEqual(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 0)
-        self.assertEqual(driver.cuCtxSetCurrent(context), 0)
-        self.assertEqual(driver.cuStreamCreate(ctypes.byref(stream), 1), 0)
-        buffer = cuda_mem.Buffer(1000, "u1", self.arena, stream.value)
-        self.assertEqual(driver.cuStreamBeginCapture_v2(stream, 0), 0)
+        stream, begin, end = self.captured()
+        buffer = cuda_mem.Buffer(1000, "u1", self.arena, stream)
+        begin()
         del buffer
         gc.collect()
-        self.assertEqual(driver.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
-        again = cuda_mem.Buffer(1000, "u1", self.arena, stream.value)
+        self.assertEqual(end(), 0)
+        again = cuda_mem.Buffer(1000, "u1", self.arena, stream)
         self.assertEqual(self.arena.stats().live_blocks, 1)
         del again
 
@@ -281,7 +277,7 @@ class Arrays(unittest.TestCase):
             self.assertEqual(driver.cuStreamBeginCapture_v2(stream, 0), 0)
 
         def end():
-            driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+            return driver.cuStreamEndCapture(stream, ctypes.byref(graph))
 
         self.addCleanup(end)
         return stream.value, begin, end

@@ -6,18 +6,24 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::interop::Channel;
-use cuda_mem::{DeviceBuffer, ErrorKind};
+use cuda_mem::interop::{Channel, ImportedPool};
+use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;
 
-#[apply(case)]
-fn word_of_one_buffer_is_not_taken_for_that_of_another(env: &Environment) -> Result<()> {
+/// A pool, a stream, and a channel within this process; its second end has the pool, too.
+fn shared(env: &Environment) -> Result<(MemoryPool, Stream, [Channel; 2], ImportedPool)> {
     let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
     let imported = there.receive_pool(&env.device()?)?;
+    Ok((pool, stream, [here, there], imported))
+}
+
+#[apply(case)]
+fn word_of_one_buffer_is_not_taken_for_that_of_another(env: &Environment) -> Result<()> {
+    let (pool, stream, [here, there], imported) = shared(env)?;
     // SAFETY: one stream orders everything, and the buffers live longer.
     let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
     let [mut first, mut second, third] = [1_u8, 2, 3].map(|byte| {
@@ -58,10 +64,7 @@ fn four_threads_wait(
     env: &Environment,
     steps: impl FnOnce(Channel, Vec<Option<DeviceBuffer<u8>>>, &Ends) -> Result<()>,
 ) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let buffers = [1_u8, 2, 3, 4].map(|byte| pool.alloc_from(&stream, &[byte; 100]));
     let mut buffers = buffers.into_iter().collect::<cuda_mem::Result<Vec<_>>>()?;
     let (tell, ends) = mpsc::channel();
@@ -142,10 +145,7 @@ fn has_message(channel: &Channel) -> bool {
 #[apply(case)]
 fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environment) -> Result<()> {
     let _calm = env.shared();
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     let other = env.stream()?;
     let lent = here.lend(&mut buffer)?;
@@ -165,10 +165,7 @@ fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environmen
 
 #[apply(case)]
 fn a_buffer_that_cannot_be_received_ends_the_wait(env: &Environment) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u32; 100])?;
     for _ in 0..2 {
         let lent = here.lend(&mut buffer)?;
@@ -195,11 +192,8 @@ fn a_buffer_that_cannot_be_received_ends_the_wait(env: &Environment) -> Result<(
 /// The numbers of two channels are the same, unless they are those of the process.
 #[apply(case)]
 fn a_buffer_is_given_back_through_its_channel_only(env: &Environment) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let (_other_here, other_there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     let lent = here.lend(&mut buffer)?;
     // SAFETY: one stream orders everything, and the buffer lives longer.
@@ -215,10 +209,7 @@ fn a_buffer_is_given_back_through_its_channel_only(env: &Environment) -> Result<
 /// As the runtimes of asynchronous programs make it.
 #[apply(case)]
 fn a_socket_that_does_not_wait_ends_no_loan(env: &Environment) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(here.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
@@ -252,10 +243,7 @@ fn a_socket_that_does_not_wait_ends_no_loan(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_return_that_cannot_be_sent_ends_the_wait(env: &Environment) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     // SAFETY: one stream orders everything, and the buffer lives longer.
     let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
@@ -285,10 +273,7 @@ fn a_return_that_cannot_be_sent_ends_the_wait(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_buffer_is_given_back_with_its_last_view_only(env: &Environment) -> Result<()> {
-    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
-    let (here, there) = Channel::pair()?;
-    here.send_pool(&pool)?;
-    let imported = there.receive_pool(&env.device()?)?;
+    let (pool, stream, [here, there], imported) = shared(env)?;
     let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     here.send_buffer(&buffer)?;
     // SAFETY: one stream orders everything, and the buffer lives longer.
