@@ -142,7 +142,7 @@ impl State {
     }
 
     /// How many operations are remembered whose stream has no handle any more. Such a stream may go on, as default streams do, so the
-    /// newest are remembered. Nobody may ever wait for the others, and each operation looks at all.
+    /// newest are remembered. There is a bound because each operation searches the list.
     const MOST_LEFT: usize = 16;
 
     /// An operation was put into the stream.

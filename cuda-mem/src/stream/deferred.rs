@@ -163,7 +163,7 @@ fn poll_entries(all: bool) {
         return;
     }
     if all {
-        // Whoever polls looks at all of them, if that is another thread.
+        // If another thread is polling, it tries all of them.
         IS_ALL_WANTED.store(true, Ordering::SeqCst);
     }
     // Again if another thread has wanted all of them, and found this poll running.

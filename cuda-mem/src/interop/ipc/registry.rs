@@ -127,8 +127,8 @@ struct UnusedImport {
     has_failed: bool,
 }
 
-/// Whether a stream is done, and was observed to be done. While any code captures it, nobody can tell, and a question
-/// would invalidate the capture (R113).
+/// Whether a stream is done, and was observed to be done. A stream that any code captures is not queried, because that
+/// would invalidate the capture (R113); it counts as not done.
 fn see(stream: &Stream) -> Result<bool> {
     let seen = match stream.as_ref().is_done_unless_captured() {
         Ok(true) => observe(stream).map(|()| true),

@@ -175,7 +175,7 @@ impl Received {
     }
 }
 
-/// A buffer that was freed in the order of a stream, and whose sender is told when that is done.
+/// A buffer that was freed in stream order. Its sender is told once the free is done.
 struct PendingReturn {
     received: Received,
     stream: Stream,
