@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytemuck::Pod;
 use cuda_driver_sys::nccl::{NcclTable, ncclComm_t, ncclResult_t};
 
+use super::join::Waiting;
 use super::library::Nccl;
 use super::state::State;
 use super::wait::Wait;
@@ -40,7 +41,7 @@ pub(super) struct Inner {
     pub(super) context: Context,
     rank: usize,
     ranks: usize,
-    pub(super) timeout: Duration,
+    pub(super) waiting: Waiting,
     /// How many calls of `abort` have begun and not been given up, counted before they wait for the lock.
     pub(super) aborts: AtomicUsize,
     /// Only tried by callers that have a limit.
@@ -56,7 +57,7 @@ impl Communicator {
         nccl: Nccl,
         context: Context,
         numbers: (usize, usize),
-        timeout: Duration,
+        waiting: Waiting,
         raw: ncclComm_t,
     ) -> Self {
         let inner = Inner {
@@ -64,7 +65,7 @@ impl Communicator {
             context,
             rank: numbers.0,
             ranks: numbers.1,
-            timeout,
+            waiting,
             aborts: AtomicUsize::new(0),
             state: Lock::new(State::new(raw)),
             failed_abort: Lock::default(),
@@ -84,7 +85,7 @@ impl Communicator {
     }
 
     pub(super) fn timeout(&self) -> Duration {
-        self.0.timeout
+        self.0.waiting.timeout
     }
 
     pub(super) fn abort_if_stuck(&self, stream: &Stream, waited: Duration) -> bool {
@@ -171,7 +172,7 @@ impl Communicator {
     /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured.
     pub fn synchronize(&self, stream: &Stream) -> Result<()> {
         let inner = &self.0;
-        let wait = Wait::new("the work in the stream", inner.timeout);
+        let wait = Wait::new("the work in the stream", inner.waiting.timeout);
         stream.synchronize_by(|| {
             inner.check_if_free()?;
             wait.pause().or_else(|error| {
@@ -186,7 +187,7 @@ impl Communicator {
             wait.pause().map_err(|_| {
                 let text = format!(
                     "a call on another thread is not done after {:?}",
-                    inner.timeout
+                    inner.waiting.timeout
                 );
                 Error::new(ErrorKind::TimedOut, format!("{inner}: {text}"))
             })?;
@@ -250,8 +251,8 @@ impl Inner {
     /// communicator has failed with operations in any stream. Returns whether it did.
     pub(super) fn abort_if_stuck(&self, stream: &Stream, waited: Duration) -> bool {
         let limit = match std::thread::panicking() {
-            true => self.timeout.min(Self::UNWINDING),
-            false => self.timeout,
+            true => self.waiting.timeout.min(Self::UNWINDING),
+            false => self.waiting.timeout,
         };
         let Ok(mut state) = self.state() else {
             return false;
@@ -287,7 +288,7 @@ impl Inner {
         if let Err(error) = progress {
             return Err(self.refused(state, error));
         }
-        let wait = Wait::new(function, self.timeout);
+        let wait = Wait::new(function, self.waiting.timeout);
         loop {
             if let Some(settled) = self.poll(state, &wait, &is_there) {
                 return settled;

@@ -98,7 +98,7 @@ impl Communicator {
 
 impl Inner {
     pub(super) fn abort(&self) -> Result<()> {
-        self.abort_within(self.timeout)
+        self.abort_within(self.waiting.timeout)
     }
 
     /// Aborts, after a call that was started and is not over: nothing of it uses streams or memory once this returns without a report.
@@ -180,7 +180,7 @@ impl Inner {
         match unsafe { raw::nccl::finalize(self.table(), raw) }? {
             Progress::Done => Ok(()),
             Progress::Pending => {
-                let wait = Wait::new("ncclCommFinalize", self.timeout);
+                let wait = Wait::new("ncclCommFinalize", self.waiting.timeout);
                 // SAFETY: as above.
                 unsafe { wait.until_done(self.table(), raw) }
             }

@@ -15,9 +15,9 @@ use crate::stream::Context;
 
 /// How ranks wait for each other.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    timeout: Duration,
-    is_blocking: bool,
+pub(super) struct Waiting {
+    pub(super) timeout: Duration,
+    pub(super) is_blocking: bool,
 }
 
 impl Default for Waiting {
@@ -154,7 +154,7 @@ impl CommunicatorBuilder {
             self.nccl,
             self.context,
             numbers,
-            self.waiting.timeout,
+            self.waiting,
             raw,
         ))
     }

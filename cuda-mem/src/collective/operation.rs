@@ -1,6 +1,7 @@
 //! Operations on buffers.
 
 use bytemuck::Pod;
+use cuda_driver_sys::CU_STREAM_PER_THREAD;
 use cuda_driver_sys::nccl::ncclDataType_t;
 
 use super::Communicator;
@@ -98,6 +99,14 @@ impl Communicator {
         if stream.context() != self.context() {
             return Err(Error::invalid(format!(
                 "{operation} is of {self}, and the memory is used in {stream}; use a stream of the communicator's context",
+                operation = operation.function(),
+            )));
+        }
+        if stream.as_ref().as_raw() == CU_STREAM_PER_THREAD && !self.0.waiting.is_blocking {
+            return Err(Error::not_supported(format!(
+                "{operation} is of {self}, and the memory is used in the thread's own default stream: NCCL starts the operations of \
+                 a communicator that does not block in a thread of its own, whose default stream is another; use a stream that you \
+                 made, or a blocking communicator",
                 operation = operation.function(),
             )));
         }
@@ -292,6 +301,8 @@ impl Communicator {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ here, or the stream is of another context;
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for a [thread's own stream](crate::Context::per_thread_stream), unless the
+    /// communicator is [blocking](super::CommunicatorBuilder::blocking): NCCL starts operations in a thread of its own;
     /// [`TimedOut`](crate::ErrorKind::TimedOut) if NCCL could not start the operation in [time](super::CommunicatorBuilder::timeout);
     /// [`Aborted`](crate::ErrorKind::Aborted) if another thread aborts meanwhile; otherwise any error that NCCL reports. If NCCL had begun
     /// and did not come to an end, **the communicator has been [aborted](Self::abort)**, so that nothing uses the memory later. That

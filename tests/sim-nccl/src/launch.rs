@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cuda_driver_sys::{CUcontext, CUfunction, CUmodule, CUresult, CUstream};
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUcontext, CUfunction, CUmodule, CUresult, CUstream};
 
 use crate::driver::{Driver, cu, driver};
 use crate::export::{Answer, Comm};
@@ -71,8 +71,32 @@ pub(crate) fn load(driver: &Driver, context: CUcontext) -> Answer<Loaded> {
     Ok(loaded)
 }
 
+/// Where operations go.
+struct Target(CUstream);
+
+// SAFETY: a handle, which the driver takes on any thread.
+unsafe impl Send for Target {}
+
 /// Submits operations of one communicator to a stream.
+///
+/// NCCL has a thread of its own for what a communicator that does not block starts. There `CU_STREAM_PER_THREAD` is that thread's
+/// stream.
 pub(crate) fn launch(comm: Comm, stream: CUstream, operations: Vec<Operation>) -> Answer {
+    if stream != CU_STREAM_PER_THREAD || state().comm(comm)?.is_blocking {
+        return launch_here(comm, stream, operations);
+    }
+    let target = Target(stream);
+    std::thread::scope(|scope| {
+        let launch = move || {
+            let target = target;
+            launch_here(comm, target.0, operations)
+        };
+        let launched = scope.spawn(launch).join();
+        launched.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn launch_here(comm: Comm, stream: CUstream, operations: Vec<Operation>) -> Answer {
     let driver = driver()?;
     let loaded = crate::communicator::loaded(comm)?;
     driver.in_context(loaded.context, || {

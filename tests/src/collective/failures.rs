@@ -149,11 +149,10 @@ fn handles_of_one_default_stream_are_one_stream(env: &Environment) -> Result<()>
             told.recv_timeout(LIMIT)?;
             return Ok(rank.communicator.abort()?);
         }
-        let registered =
-            Resource::new(memory).alloc_zeroed::<u32>(&context.per_thread_stream(), 10)?;
+        let registered = Resource::new(memory).alloc_zeroed::<u32>(&context.legacy_stream(), 10)?;
         let mut others = rank
             .pool
-            .alloc_from(&context.per_thread_stream(), &[1_u32; 10])?;
+            .alloc_from(&context.legacy_stream(), &[1_u32; 10])?;
         rank.communicator
             .all_reduce_in_place(&mut others, ReduceOp::Sum)?;
         registered.free()?;

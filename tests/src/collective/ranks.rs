@@ -142,6 +142,49 @@ fn memory_of_another_device_is_refused(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// NCCL has a thread of its own for what does not block, with another default stream.
+#[apply(case_of_two)]
+fn a_threads_own_stream_needs_a_blocking_communicator(env: &Environment) -> Result<()> {
+    let [first, _second] = both(env)?;
+    let own = first.communicator.context().per_thread_stream();
+    let mut numbers = first.pool.alloc_from(&own, &[1_u32; 10])?;
+    let answer = first
+        .communicator
+        .all_reduce_in_place(&mut numbers, ReduceOp::Sum);
+    let said = refused(answer, ErrorKind::NotSupported)?;
+    ensure!(said.contains("a blocking communicator"), "{said}");
+    first.communicator.check()?;
+    ensure!(numbers.to_vec()? == [1; 10], "it was refused, and ran");
+
+    let (nccl, contexts) = (nccl(env)?, contexts(env)?);
+    let id = nccl.unique_id()?;
+    let run = |number: usize| -> Result<()> {
+        let builder = nccl.communicator(&contexts[number], 2, number);
+        let rank = Rank::new(builder.blocking(true).join(&id)?)?;
+        let own = contexts[number].per_thread_stream();
+        let mut numbers = rank.pool.alloc_zeroed::<u32>(&own, 1 << 20)?;
+        for round in 0..20_u32 {
+            // Its contents are ready only in the order of the stream.
+            numbers.fill(round + number as u32)?;
+            rank.communicator
+                .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
+            ensure!(
+                numbers.to_vec()? == vec![2 * round + 1; 1 << 20],
+                "round {round}"
+            );
+        }
+        Ok(rank.communicator.close()?)
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(1));
+        let first = run(0);
+        other
+            .join()
+            .map_err(|_| anyhow!("rank 1 panicked"))?
+            .and(first)
+    })
+}
+
 #[apply(case_of_two)]
 fn a_blocking_communicator_does_the_same(env: &Environment) -> Result<()> {
     let (nccl, contexts) = (nccl(env)?, contexts(env)?);

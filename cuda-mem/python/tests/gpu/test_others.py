@@ -47,6 +47,31 @@ class Cupy(unittest.TestCase):
                 """
             )
 
+    def test_streams_that_come_and_go(self):
+        run(
+            """
+            import gc
+            import cupy, cuda_mem, cuda_mem.cupy
+            cuda_mem.cupy.use_arena()
+            arena = cuda_mem.Arena(0)
+            held = []
+            for step in range(300):
+                stream = cupy.cuda.Stream(non_blocking=True)
+                with stream:
+                    array = cupy.full(1 << 20, step, dtype=cupy.int32)
+                    buffer = cuda_mem.Buffer((1 << 20,), "i4", arena, stream)
+                    cupy.asarray(buffer)[...] = array
+                    assert int(cupy.asarray(buffer)[step]) == step
+                del array, buffer
+                gc.collect()
+                cuda_mem.detach(0, stream)
+                del stream
+                held.append(arena.stats().reserved)
+            assert held[-1] == held[20], (held[20], held[-1])
+            assert arena.stats().live == 0, arena.stats()
+            """
+        )
+
     def test_out_of_memory(self):
         run(
             """

@@ -26,6 +26,7 @@ def run(program, use="over.use_arena()", fails=False):
 
 
 BOTH = ("over.use_arena()", "over.use_pool()")
+DEVICES = int(subprocess.run([sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True).stdout)
 
 
 class Torch(unittest.TestCase):
@@ -244,6 +245,84 @@ class Torch(unittest.TestCase):
                 """,
                 use,
             )
+
+    def test_a_capture_that_fails_is_forgotten(self):
+        """PyTorch does not tell the end of a capture that failed."""
+        for use in BOTH:
+            shown = run(
+                """
+                import time
+                x = torch.ones(1 << 20, device="cuda")
+                graph = torch.cuda.CUDAGraph()
+                try:
+                    with torch.cuda.graph(graph):
+                        y = x * 2
+                        # The host may not wait in a capture.
+                        y.sum().item()
+                    need(False, "the capture did not fail")
+                except RuntimeError as error:
+                    print("raised")
+                y = graph = None
+                gc.collect()
+                time.sleep(1.5)
+                torch.cuda.empty_cache()
+                need(over.stats()["graphs_reserved"] == 0, over.stats())
+                again = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(again):
+                    z = x * 3
+                again.replay()
+                need(bool((z == 3).all()))
+                del x, z, again
+                gc.collect(); torch.cuda.empty_cache()
+                need(over.stats()["graphs_reserved"] == 0, over.stats())
+                """,
+                "import os; os.environ['CUDA_MEM_TEST_END_IS_REPORTED_IN'] = '1'\n" + use,
+            )
+            self.assertIn("raised\n", shown)
+
+    def test_questions_do_not_start_cuda(self):
+        """A process that has started CUDA cannot fork workers that use it."""
+        run(
+            """
+            import os
+            torch.cuda.memory_stats_as_nested_dict(); torch.cuda.reset_peak_memory_stats()
+            need(over.memory_allocated() == 0 and over.stats()["allocated"] == 0, over.stats())
+            need(not torch.cuda.is_initialized())
+            child = os.fork()
+            if child == 0:
+                try:
+                    os._exit(0 if torch.ones(1000, device="cuda").sum().item() == 1000 else 1)
+                except BaseException as error:
+                    print(error, file=sys.stderr)
+                    os._exit(2)
+            need(os.waitpid(child, 0)[1] == 0, "the child could not use the GPU")
+            need(torch.ones(1000, device="cuda").sum().item() == 1000)
+            """
+        )
+
+    @unittest.skipIf(DEVICES < 2, "needs two devices")
+    def test_memory_of_another_device(self):
+        run(
+            """
+            arena = cuda_mem.Arena(0)
+            other = torch.cuda.Stream(device=1)
+            try:
+                cuda_mem.Buffer((8,), "f4", arena, other)
+                need(False, "a stream of another device was taken")
+            except ValueError as error:
+                need("device 1" in str(error), error)
+            there = torch.full((8,), 2.0, device="cuda:1")
+            held = cuda_mem.Buffer.from_dlpack(there, other)
+            need(held.__dlpack_device__()[1] == 1, held.__dlpack_device__())
+            need(held.to_bytes() == there.cpu().numpy().tobytes())
+            try:
+                cuda_mem.Buffer.from_dlpack(there, torch.cuda.Stream(device=0))
+                need(False, "an array of another device was taken")
+            except (ValueError, BufferError) as error:
+                need("device" in str(error), error)
+            """,
+            "",
+        )
 
     def test_mem_pool(self):
         run(

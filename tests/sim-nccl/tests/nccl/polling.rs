@@ -2,10 +2,12 @@
 
 use std::ptr::{from_mut, null_mut};
 
+use cuda_driver_sys::CU_STREAM_PER_THREAD;
 use cuda_driver_sys::nccl::NCCL_WIN_COLL_SYMMETRIC;
 
 use crate::harness::{
-    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Rank, SUCCESS, Sim, nccl, pointer,
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, Rank, SUCCESS, Sim, cu, nccl,
+    pointer,
 };
 use crate::memory::mapped;
 
@@ -41,6 +43,27 @@ fn a_rank_waits_for_the_others_in_the_background() {
     second.destroy();
     let faults = sim.control.faults();
     assert!(faults[0].contains("ncclCommGetAsyncError"), "{faults:?}");
+}
+
+#[test]
+fn an_own_stream_is_that_of_the_thread_that_starts_the_work() {
+    let sim = Sim::new(2);
+    let mut ranks = two(&sim);
+    for rank in &mut ranks {
+        let own = std::mem::replace(&mut rank.stream, CU_STREAM_PER_THREAD);
+        rank.make_current();
+        let mut memory = 0;
+        // There from then on in the order of this thread's stream.
+        cu!(
+            sim,
+            cuMemAllocAsync(from_mut(&mut memory), 4, CU_STREAM_PER_THREAD)
+        );
+        assert_eq!(rank.sum(memory, 1), IN_PROGRESS);
+        assert_eq!([rank.error(), rank.error()], [IN_PROGRESS, SUCCESS]);
+        rank.stream = own;
+    }
+    let said = sim.simulator.check().expect_err("they are in two streams");
+    assert!(said.to_string().contains("not ordered"), "{said}");
 }
 
 #[test]
