@@ -6,8 +6,13 @@ use crate::driver::location::Location;
 use crate::memory::pool::Access;
 
 /// Whether `who` can have access to memory there: the host cannot access device memory (R141).
-fn can_have(who: Location, place: Location) -> bool {
+pub(super) fn can_have(who: Location, place: Location) -> bool {
     !(who.is_host() && matches!(place, Location::Device(_)))
+}
+
+/// Whether the driver keeps one access for both: access for any node is access for the host (R159).
+fn is_one(who: Location, other: Location) -> bool {
+    who == other || who.is_host() && other.is_host()
 }
 
 /// `Ok` if `who` can have access to memory there, as far as is known without asking the driver.
@@ -27,14 +32,14 @@ pub(super) struct Accesses(Vec<(Location, Access)>);
 
 impl Accesses {
     pub(super) fn set(&mut self, who: Location, access: Access) {
-        self.0.retain(|(known, _)| *known != who);
+        self.0.retain(|(known, _)| !is_one(*known, who));
         if access != Access::None {
             self.0.push((who, access));
         }
     }
 
     pub(super) fn of(&self, who: Location) -> Access {
-        let found = self.0.iter().find(|(known, _)| *known == who);
+        let found = self.0.iter().find(|(known, _)| is_one(*known, who));
         found.map_or(Access::None, |(_, access)| *access)
     }
 

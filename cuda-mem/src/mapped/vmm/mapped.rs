@@ -5,7 +5,7 @@ use std::fmt;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::accesses::require_possible;
+use super::accesses::{can_have, require_possible};
 use super::builder::MappedMemoryBuilder;
 use super::growable::GrowableBuffer;
 use super::mapping::Mapping;
@@ -236,10 +236,14 @@ impl MappedMemory {
 
     /// Gives access to what is mapped, or changes nothing. The access is not recorded.
     pub(super) fn give(&self, who: Location, access: Access) -> Result<()> {
-        for part in &self.parts {
+        // What it cannot have there it has not, and need not be asked for.
+        let concerned =
+            |part: &&Part| access != Access::None || can_have(who, part.memory.location());
+        for part in self.parts.iter().filter(concerned) {
             require_possible(self.settings.driver, who, part.memory.location())?;
         }
-        let mapped = || self.parts.iter().filter_map(|part| part.mapping.as_ref());
+        let parts = || self.parts.iter().filter(concerned);
+        let mapped = || parts().filter_map(|part| part.mapping.as_ref());
         for (done, mapping) in mapped().enumerate() {
             if let Err(error) = mapping.set_access([(who, access)]) {
                 let before = self.settings.accesses.of(who);
