@@ -158,6 +158,39 @@ fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<
     Ok(())
 }
 
+/// Such a stream cannot be asked whether it is done.
+#[apply(case_alone)]
+fn a_loan_that_a_threads_own_stream_used_is_released_after_the_context(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream, other) = (env.context()?, env.stream()?, env.stream()?);
+    let loan = context.pinned::<u8>(LEN)?.lend(&stream)?;
+    std::thread::scope(|scope| {
+        let uses = || -> Result<()> {
+            // Its use is never over.
+            forget(loan.as_slice().read_on(&context.per_thread_stream())?);
+            Ok(())
+        };
+        let there = scope.spawn(uses);
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    other.capture(CaptureMode::Global, |_| {
+        drop(loan);
+        Ok(())
+    })?;
+    stream.synchronize()?;
+    let counts = cuda_mem::base::drop_counts();
+    ensure!((counts.failures, counts.waiting) == (0, 1), "{counts:?}");
+    context.synchronize()?;
+    let counts = cuda_mem::base::drop_counts();
+    ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
+    if let Ok(control) = env.control() {
+        ensure!(control.live().host_allocations == 0, "{:?}", control.live());
+    }
+    Ok(())
+}
+
 #[apply(case_alone)]
 fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
     env.need(11, 4)?;

@@ -15,7 +15,7 @@ use crate::memory::slice::{
     self, DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, PendingUses, Span,
 };
 use crate::stream::completion::Completion;
-use crate::stream::{OrderedRelease, Stream, StreamRef};
+use crate::stream::{OrderedRelease, Stream, StreamRef, epoch};
 
 /// Host memory that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
 /// [`Registered`](crate::mapped::Registered) if it borrows nothing with a limited lifetime.
@@ -209,7 +209,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
     ///
     /// # Errors
     ///
-    /// Any driver error, including faults of earlier asynchronous work.
+    /// Any driver error, including faults of earlier asynchronous work;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one of the streams is another thread's own, which cannot be asked.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // Cloned out: the driver is not called under the lock.
@@ -317,6 +318,8 @@ struct EndedLoan<H> {
     host: Option<mem::ManuallyDrop<H>>,
     /// Other streams that may still use it: the driver waits for those of one device only (R131).
     pending_uses: PendingUses,
+    /// When the memory was dropped.
+    epoch: u64,
 }
 
 impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
@@ -326,8 +329,14 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
         while let Some(pending_use) = self.pending_uses.last() {
+            let other = &pending_use.stream;
+            // Another thread's own stream cannot be asked; a wait for its context is one for it.
+            let is_done = match other.is_foreign() {
+                true => other.context().progress().done() >= self.epoch,
+                false => other.is_done()?,
+            };
             // A later try finds it done.
-            if !pending_use.stream.is_done()? {
+            if !is_done {
                 let text = format!("{} may still use host memory", pending_use.stream);
                 return Err(Error::capturing(text));
             }
@@ -353,6 +362,7 @@ impl<H: HostMemory> Drop for InFlightBuffer<H> {
                 let ended = EndedLoan {
                     host: self.host.take().map(mem::ManuallyDrop::new),
                     pending_uses: mem::take(self.pending_uses.get_mut()),
+                    epoch: epoch::now(),
                 };
                 self.stream.release_later(ended);
                 Ok(())
