@@ -128,8 +128,15 @@ impl DriverVisibility {
 /// Whether a text names this device. The driver reports the 16 bytes, but not whether they belong to a GPU or an
 /// instance.
 fn is_uuid(text: &str, uuid: Uuid) -> bool {
-    let digits = text.strip_prefix("MIG-").or(text.strip_prefix("GPU-"));
-    digits.is_some_and(|digits| uuid.to_string().get("GPU-".len()..) == Some(digits))
+    let own = uuid.to_string();
+    let (Some((kind, digits)), Some((_, own))) = (text.split_once('-'), own.split_once('-')) else {
+        return false;
+    };
+    // Case does not count (R158).
+    let is_kind = ["MIG", "GPU"]
+        .iter()
+        .any(|known| kind.eq_ignore_ascii_case(known));
+    is_kind && digits.eq_ignore_ascii_case(own)
 }
 
 /// A warning: the environment has changed after the driver had read it. From
@@ -204,5 +211,26 @@ impl fmt::Display for VisibilityMismatch {
             ". Something else may have initialised CUDA when the variable was another one; set it before \
              the process starts",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_without_regard_to_case() {
+        let uuid = Uuid([0xab; 16]);
+        let text = uuid.to_string();
+        for named in [
+            text.clone(),
+            text.to_uppercase(),
+            text.replace("GPU-", "mig-"),
+        ] {
+            assert!(is_uuid(&named, uuid), "{named}");
+        }
+        for other in ["", "GPU-", &text[4..], &text.replace('a', "c")] {
+            assert!(!is_uuid(other, uuid), "{other}");
+        }
     }
 }

@@ -146,6 +146,14 @@ fn spell(devices: &[Selector]) -> Result<String> {
             devices.len()
         )));
     }
+    // Such a number ends the list (R149).
+    let is_negative = |selector: &&Selector| matches!(selector, Selector::Index(index) if i32::try_from(*index).is_err());
+    if let Some(selector) = devices.iter().find(is_negative) {
+        return Err(Error::invalid(format!(
+            "the driver reads {selector} as a negative number and ends the list there; the largest index is {}",
+            i32::MAX
+        )));
+    }
     let items: Vec<String> = devices.iter().map(Selector::to_string).collect();
     Ok(items.join(","))
 }
@@ -177,6 +185,10 @@ mod tests {
         let (one, other) = (Uuid([1; 16]), Uuid([2; 16]));
         for (list, why) in [
             (vec![Selector::Index(1), Selector::Index(1)], "twice"),
+            (
+                vec![Selector::Index(0), Selector::Index(1 << 31)],
+                "negative",
+            ),
             (vec![Selector::Index(1), Selector::Gpu(one)], "same way"),
             (vec![Selector::Gpu(one), Selector::Index(1)], "same way"),
             (vec![Selector::Gpu(one), Selector::Mig(one)], "single"),
