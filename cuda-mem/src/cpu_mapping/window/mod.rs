@@ -379,7 +379,7 @@ impl<T: Pod> Drop for CpuMapping<'_, T> {
 
 impl<T: Pod> fmt::Debug for CpuMapping<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Window")
+        f.debug_struct("CpuMapping")
             .field("kind", &self.kind())
             .field("mapping", &self.mapping())
             .field("elements", &self.elements)
