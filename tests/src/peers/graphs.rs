@@ -49,6 +49,59 @@ fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(env: &Environment) -> R
     Ok(())
 }
 
+/// Its nodes run in its context, which nothing else may hold.
+#[apply(case_of_two_alone)]
+fn a_graph_inside_another_keeps_its_context(env: &Environment) -> Result<()> {
+    env.need(12, 9)?;
+    let devices = env.driver.devices()?;
+    let context = devices[0].primary_context()?;
+    let mut parent = Graph::new(&context)?;
+    {
+        let mut child = Graph::new(&devices[1].primary_context()?)?;
+        let mut memory = child.alloc::<u8>(1000, &[])?;
+        child.fill(&mut memory, 1, &[])?;
+        child.free(memory, &[])?;
+        parent
+            .add_child(child, &[])
+            .map_err(|failed| failed.error)?;
+    }
+    let mut exec = parent.instantiate(Instantiate::Plain)?;
+    ensure!(devices[1].has_active_context()?, "the context has ended");
+    let stream = context.stream()?;
+    exec.launch(&stream)?;
+    stream.synchronize()?;
+    drop(exec);
+    ensure!(!devices[1].has_active_context()?, "the context is kept");
+    Ok(())
+}
+
+/// A graph inside another is a part of it.
+#[apply(case_of_two)]
+fn a_stream_has_to_reach_the_memory_of_a_graph_inside(env: &Environment) -> Result<()> {
+    env.need(12, 9)?;
+    let Pair {
+        devices,
+        contexts,
+        streams,
+    } = pair(env)?;
+    let mut parent = Graph::new(&contexts[0])?;
+    let mut child = Graph::new(&contexts[0])?;
+    let mut memory = child.alloc::<u8>(1000, &[])?;
+    child.fill(&mut memory, 1, &[])?;
+    child.free(memory, &[])?;
+    parent
+        .add_child(child, &[])
+        .map_err(|failed| failed.error)?;
+    let mut exec = parent.instantiate(Instantiate::Plain)?;
+    if devices[1].can_access_peer(&devices[0])? {
+        exec.launch(&streams[1])?;
+        streams[1].synchronize()?;
+    } else {
+        refused(&mut exec, &streams[1])?;
+    }
+    Ok(())
+}
+
 /// What a launch leaves is used in the stream of the launch, and no other device is given access to it.
 #[apply(case_of_two)]
 fn what_a_graph_leaves_stays_with_its_device(env: &Environment) -> Result<()> {

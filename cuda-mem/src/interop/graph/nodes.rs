@@ -377,8 +377,15 @@ impl Graph {
             Ok(node) => {
                 let mut child = child;
                 child.raw = std::ptr::null_mut();
-                let dependencies = &mut self.parts.dependencies;
-                dependencies.append(&mut child.parts.dependencies);
+                let (parts, inner) = (&mut self.parts, &mut child.parts);
+                parts.dependencies.append(&mut inner.dependencies);
+                parts.contexts.append(&mut inner.contexts);
+                if child.context == self.context {
+                    // All are freed in the child, so they count for what a launch reaches only.
+                    parts.blocks.append(&mut inner.blocks);
+                } else {
+                    parts.contexts.push(child.context.clone());
+                }
                 Ok(self.node(node))
             }
         }
