@@ -7,6 +7,7 @@ use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate, PersistentAl
 use cuda_mem::sys::{CUgraph, CUresult};
 use cuda_mem::{Error, ErrorKind, Stream};
 
+use super::capture_elsewhere::by_another_thread;
 use crate::environment::Environment;
 use crate::hold::hold;
 
@@ -25,6 +26,43 @@ fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, PersistentA
     })?;
     ensure!(graph.left_bytes() == 4000);
     Ok((graph.instantiate(kind)?, left))
+}
+
+/// Nothing can be ordered with that thread's stream.
+#[apply(case_alone)]
+fn memory_left_in_a_threads_own_stream_is_freed_elsewhere(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
+    let device = env.device()?;
+    let launched = || -> Result<(GraphExec, PersistentAllocation<u32>)> {
+        let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
+        by_another_thread(|| Ok(exec.launch(&context.per_thread_stream())?))?;
+        Ok((exec, left))
+    };
+    // Freed here, and launched again.
+    let (mut exec, left) = launched()?;
+    exec.free_left()?;
+    exec.launch(&stream)?;
+    ensure!(exec.left(&left)?.to_vec()? == [7; 1000]);
+    drop(exec);
+    // Freed by the drop.
+    drop(launched()?);
+    // Freed by its thread, and launched here.
+    let (mut exec, left) = launched()?;
+    by_another_thread(|| {
+        exec.free_left()?;
+        Ok(exec.launch(&context.per_thread_stream())?)
+    })?;
+    exec.free_left()?;
+    exec.launch(&stream)?;
+    ensure!(exec.left(&left)?.to_vec()? == [7; 1000]);
+    drop(exec);
+    context.synchronize()?;
+    device.trim_graph_memory()?;
+    let used = device.graph_memory()?.used.current;
+    ensure!(used == 0, "{used} bytes are left");
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
+    Ok(())
 }
 
 #[apply(case_alone)]

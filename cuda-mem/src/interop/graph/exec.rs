@@ -9,8 +9,8 @@ use crate::base::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::base::report;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::slice::wait_for_use;
 use crate::stream::context::Context;
-use crate::stream::join::order;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 use crate::stream::{launches, recording};
 
@@ -149,7 +149,7 @@ impl GraphExec {
         self.parts.require_reach(self.context(), stream)?;
         // Earlier work on the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
-            order(before.stream.as_ref(), stream.as_ref())?;
+            wait_for_use(&before.stream, stream)?;
         }
         // Launches on other threads that use the same memory come entirely before or after this one.
         let turns = self.parts.turns();
@@ -207,7 +207,7 @@ impl GraphExec {
     }
 
     /// Frees the memory that the last launch left, in the order of its stream. Does nothing if there is none. Does not
-    /// synchronise.
+    /// synchronise, unless that stream is another thread's [own](Context::per_thread_stream): then this waits for the context.
     ///
     /// # Errors
     ///
@@ -263,8 +263,12 @@ impl OrderedRelease for LeftMemory {
     }
 }
 
-/// Frees one block outside its graph.
+/// Frees one block outside its graph. If it was left in another thread's own stream, waits for the whole context first.
 fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    if stream.is_foreign() {
+        stream.wait_foreign()?;
+        return free(address, stream.context().per_thread_stream().as_ref());
+    }
     let open = stream.submit()?;
     // The driver would record the free instead of executing it.
     open.refuse_captured(
