@@ -172,7 +172,8 @@ impl Context {
     /// thread, that thread waits for the whole context before the buffer is freed.
     ///
     /// A thread that has used its own stream waits for it when the thread ends (on Linux): the driver hangs at the end
-    /// of a thread whose own stream is busy (measured).
+    /// of a thread whose own stream is busy (measured). Not if the context is [another library's](crate::Driver::context_from_raw) and
+    /// all handles of it are gone: wait before you drop the last one.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -310,12 +311,23 @@ impl Stream {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.release_deferred();
+        self.wait()?;
+        self.after_wait();
+        Ok(())
+    }
+
+    /// As [`synchronize`](Self::synchronize), without releasing anything.
+    pub(crate) fn wait(&self) -> Result<()> {
         let epoch = epoch::take();
         self.as_ref().wait()?;
         self.0.progress.advance(epoch);
+        Ok(())
+    }
+
+    /// Releases what a wait has made possible. Runs code of the program.
+    pub(crate) fn after_wait(&self) {
         deferred::poll();
         after_wait::tell();
-        Ok(())
     }
 
     /// Whether everything in this stream is done. Does not wait. Pools do not let other streams reuse memory that was freed

@@ -1,16 +1,23 @@
 //! What a program does elsewhere while it captures a stream. The modes forbid things to the whole process, so these
 //! bodies run alone.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
 use cuda_mem::stream::Event;
-use cuda_mem::{Arena, ErrorKind, MemoryPool, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryPool, Resource, Stream};
 
 use super::graph::MODES;
 use crate::environment::Environment;
+use crate::hold::hold;
+
+/// Only to end a test that fails.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// What is not captured: all of it was there before.
 struct Elsewhere {
@@ -22,6 +29,66 @@ struct Elsewhere {
 
 pub(super) fn by_another_thread<T: Send>(call: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| scope.spawn(call).join()).map_err(|_| anyhow!("it panicked"))?
+}
+
+/// An owner whose end waits for another thread.
+struct Waits {
+    begun: mpsc::Sender<()>,
+    over: Mutex<mpsc::Receiver<()>>,
+    in_time: Arc<AtomicBool>,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let _ = self.begun.send(());
+        let over = self
+            .over
+            .lock()
+            .map(|over| over.recv_timeout(LIMIT).is_ok());
+        self.in_time.store(over.unwrap_or(false), Ordering::Relaxed);
+    }
+}
+
+/// What a wait has made possible runs code of the program. A capture of the stream does not wait for that.
+#[apply(case_alone)]
+fn what_ends_after_a_copy_may_wait_for_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other, pool) = (env.stream()?, env.stream()?, env.pool()?);
+    let numbers = pool.alloc_from(&stream, &[1_u8; 1000])?;
+    let memory = pool.alloc::<u8>(&stream, 1000)?;
+    stream.synchronize()?;
+    let ((begun, has_begun), (end, over)) = (mpsc::channel(), mpsc::channel());
+    let in_time = Arc::new(AtomicBool::new(false));
+    let owner = Waits {
+        begun,
+        over: Mutex::new(over),
+        in_time: Arc::clone(&in_time),
+    };
+    // SAFETY: the memory outlives the buffer, and nothing else uses it.
+    let borrowed = unsafe { DeviceBuffer::<u8>::borrow_raw(&other, memory.as_raw(), 1000, owner) };
+    let held = hold(&other)?;
+    other.capture(CaptureMode::Relaxed, |_| {
+        drop(borrowed);
+        Ok(())
+    })?;
+    drop(held);
+    while !other.is_done()? {
+        thread::yield_now();
+    }
+    thread::scope(|scope| -> Result<()> {
+        let copies = scope.spawn(|| numbers.to_vec());
+        has_begun.recv_timeout(LIMIT)?;
+        stream.capture(CaptureMode::Relaxed, |_| Ok(()))?;
+        end.send(())?;
+        let copied = copies.join().map_err(|_| anyhow!("it panicked"))??;
+        ensure!(copied == [1; 1000]);
+        Ok(())
+    })?;
+    ensure!(
+        in_time.load(Ordering::Relaxed),
+        "the capture waited for the owner"
+    );
+    Ok(())
 }
 
 type Call = fn(&Environment, &Elsewhere) -> Result<()>;

@@ -36,10 +36,10 @@ impl<T: Pod> Span<'_, T> {
     /// the stream cannot be waited for at all, this waits for the whole context: a copy must not outlive the
     /// borrow. If that fails too, the context is lost, and its copies with it.
     fn finish(&self) -> Result<()> {
-        let waited = match self.stream.synchronize() {
+        let waited = match self.stream.wait() {
             // Another stream's capture, by other code.
             Err(error) if error.kind() == ErrorKind::Capturing => {
-                recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize())
+                recording::with_relaxed_capture_mode(self.table(), || self.stream.wait())
             }
             waited => waited,
         };
@@ -47,6 +47,22 @@ impl<T: Pod> Span<'_, T> {
             // The first error is the one to report.
             let _ = self.stream.context().wait_even_if_captured();
         })
+    }
+
+    /// Submits a copy from or to a host slice that is only borrowed, and waits for it.
+    fn submit_and_wait(&self, send: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        self.stream.release_deferred();
+        self.submit(|queue| {
+            let sent = send(queue);
+            // Also after a failure: whatever was submitted uses the slice.
+            let done = self.finish();
+            sent.and(done)
+        })?;
+        // Not before: this may run the program's code, and captures of the stream wait for what is submitted to it.
+        if self.size_bytes() > 0 {
+            self.stream.after_wait();
+        }
+        Ok(())
     }
 
     fn table(&self) -> &'static raw::Table {
@@ -118,14 +134,11 @@ impl<T: Pod> Span<'_, T> {
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
         self.require_not_recorded()?;
-        self.submit(|queue| {
-            // SAFETY: the slice is valid until `finish` below, which returns after the copy.
-            let sent = unsafe { self.send_from(queue, from.as_ptr().cast()) };
-            // Also after a failure: whatever was submitted reads a slice that we only borrowed.
-            // The driver copies pageable memory before it returns, but not memory that happens to
-            // be pinned, so only this makes the promise true for every slice.
-            let done = self.finish();
-            sent.and(done)
+        // The driver copies pageable memory before it returns, but not memory that happens to
+        // be pinned, so only the wait makes the promise true for every slice.
+        self.submit_and_wait(|queue| {
+            // SAFETY: the slice is valid until the wait is over.
+            unsafe { self.send_from(queue, from.as_ptr().cast()) }
         })
     }
 
@@ -133,11 +146,9 @@ impl<T: Pod> Span<'_, T> {
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
         self.require_not_recorded()?;
-        self.submit(|queue| {
-            // SAFETY: the slice is valid until `finish` below, and every bit pattern is a value of `T`.
-            let sent = unsafe { self.send_to(queue, to.as_mut_ptr().cast()) };
-            let done = self.finish();
-            sent.and(done)
+        self.submit_and_wait(|queue| {
+            // SAFETY: the slice is valid until the wait is over, and every bit pattern is a value of `T`.
+            unsafe { self.send_to(queue, to.as_mut_ptr().cast()) }
         })
     }
 
