@@ -90,12 +90,15 @@ impl Driver {
                         CUDA_MODULE_LOADING at LAZY, or take `Context::load`";
             return Err(Error::not_supported(text.to_owned()));
         }
-        // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
-        let (raw, logs) = unsafe { raw::module::load_library(self.table(), image.bytes()) }
-            .map_err(|error| {
-                let error = self.explain(error);
-                error.asked(|| format!("{image} as a library"))
-            })?;
+        // What is useless is unloaded, which would spoil this thread's capture (R155).
+        let loaded = recording::relaxed_while_capturing(self.table(), || {
+            // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
+            unsafe { raw::module::load_library(self.table(), image.bytes()) }
+        });
+        let (raw, logs) = loaded.map_err(|error| {
+            let error = self.explain(error);
+            error.asked(|| format!("{image} as a library"))
+        })?;
         let loaded = Loaded {
             driver: *self,
             raw,

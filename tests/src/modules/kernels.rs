@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use cuda_mem::ErrorKind;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::kernel::{Image, Launch, Value};
+use cuda_mem::sys::CudaVersion;
 
 use super::{kernel, load};
 use crate::environment::Environment;
@@ -408,6 +409,10 @@ fn code_that_goes_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
         let stream = context.stream()?;
         let (graph, ()) = stream.capture(mode, |capture| {
             drop(spin);
+            if env.driver.version() >= CudaVersion::new(12, 0) {
+                let refused = env.driver.load_library(&Image::ptx("hello")?);
+                assert!(refused.is_err(), "it was loaded");
+            }
             capture.alloc::<u32>(10)?.as_mut_slice().fill(0)
         })?;
         drop(graph);
