@@ -97,18 +97,17 @@ fn serve() {
             return;
         };
         // The last owner of a context, or of what a task owns, may end here, and panic.
-        let woke = caught(|| {
-            let mut wakers = Vec::new();
-            for watched in watched {
-                look(watched, &mut wakers);
-            }
-            drop(working);
-            wakers.into_iter().fold(false, |_, waker: Waker| {
-                caught(|| waker.wake());
-                true
-            })
-        });
-        if woke.unwrap_or(true) {
+        let mut wakers: Vec<Waker> = Vec::new();
+        let mut has_panicked = false;
+        for watched in watched {
+            has_panicked |= caught(|| look(watched, &mut wakers)).is_none();
+        }
+        drop(working);
+        let woke = has_panicked || !wakers.is_empty();
+        for waker in wakers {
+            caught(|| waker.wake());
+        }
+        if woke {
             last = Instant::now();
         } else {
             thread::sleep(pause);
