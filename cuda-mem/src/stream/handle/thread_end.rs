@@ -25,6 +25,14 @@ impl Used {
         }
     }
 
+    /// Whether there may still be a stream to wait for.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Primary(_) => true,
+            Self::Foreign(weak) => weak.upgrade().is_some(),
+        }
+    }
+
     fn wait(&self) -> Result<()> {
         let context = match self {
             Self::Primary(device) if device.has_active_context()? => device.primary_context()?,
@@ -64,6 +72,7 @@ pub(super) fn note(context: &Context) {
     let _ = OWN.try_with(|own| {
         let mut own = own.0.borrow_mut();
         if !own.iter().any(|used| used.is(context)) {
+            own.retain(Used::is_there);
             own.push(if context.is_primary() {
                 Used::Primary(context.device())
             } else {
