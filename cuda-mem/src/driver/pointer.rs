@@ -60,7 +60,7 @@ unsafe impl Sync for PointerInfo {}
 
 impl Driver {
     /// What the driver knows about an address, which may point into the middle of an allocation; `None` if the driver
-    /// does not know the memory. Makes seven driver calls; needs and creates no context.
+    /// does not know the memory. Makes eight driver calls; needs and creates no context.
     ///
     /// The address must not point into memory that was freed in stream order.
     ///

@@ -12,7 +12,7 @@ impl Stream {
     /// Makes all later work in this stream wait for what is in `earlier` now. The host does not wait. Nothing happens
     /// if both are the same stream.
     ///
-    /// Makes two driver calls; the event comes from a cache. Makes four once this process has launched or uploaded a
+    /// Makes two driver calls; the event comes from a cache. Makes more once this process has launched or uploaded a
     /// graph through this crate: drivers lose waits whose event is reused while another thread launches or uploads a
     /// graph in the waiting stream (measured), so each wait then has its own event. Do not make a stream wait while
     /// another library launches a graph in it on another thread.
