@@ -22,6 +22,7 @@ use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::epoch::{self, Progress};
+use crate::stream::recording::Dependency;
 use crate::stream::stage::Stage;
 use crate::stream::{after_wait, deferred, recording, waits};
 
@@ -233,6 +234,21 @@ impl Driver {
             })?;
         current::note_handed_in();
         Ok(Context(Arc::new(Retained::new(device, raw, false))))
+    }
+}
+
+impl Dependency for Retained {
+    fn begin_use(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn end_use(&self, _: &Arc<Progress>) {}
+}
+
+impl Context {
+    /// The context, to be kept alive by a graph whose work runs there.
+    pub(crate) fn as_dependency(&self) -> Arc<dyn Dependency> {
+        Arc::<Retained>::clone(&self.0)
     }
 }
 

@@ -75,8 +75,6 @@ struct Parts {
     owned: Vec<OwnedBuffer>,
     /// What else the work uses.
     dependencies: Dependencies,
-    /// Those of graphs inside, in which nodes of theirs run.
-    contexts: Vec<Context>,
 }
 
 /// An allocation of a node.
@@ -105,7 +103,6 @@ impl Parts {
             blocks: Vec::new(),
             owned: Vec::new(),
             dependencies: Dependencies::default(),
-            contexts: Vec::new(),
         }
     }
 

@@ -379,12 +379,12 @@ impl Graph {
                 child.raw = std::ptr::null_mut();
                 let (parts, inner) = (&mut self.parts, &mut child.parts);
                 parts.dependencies.append(&mut inner.dependencies);
-                parts.contexts.append(&mut inner.contexts);
                 if child.context == self.context {
                     // All are freed in the child, so they count for what a launch reaches only.
                     parts.blocks.append(&mut inner.blocks);
                 } else {
-                    parts.contexts.push(child.context.clone());
+                    // Its nodes run there.
+                    parts.dependencies.add(child.context.as_dependency());
                 }
                 Ok(self.node(node))
             }
