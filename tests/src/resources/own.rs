@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::interop::CaptureMode;
@@ -11,9 +11,10 @@ use cuda_mem::memory::{
     AlignedAdaptor, LimitAdaptor, LoggingAdaptor, MemoryProperties, StatisticsAdaptor,
     TrackingAdaptor,
 };
-use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
+use cuda_mem::{DeviceBuffer, Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
+use crate::foreign::{begin, end_well};
 use crate::forks;
 use crate::writers::Page;
 
@@ -187,6 +188,122 @@ fn a_resource_with_a_lock_is_not_called_from_itself(env: &Environment) -> Result
     if env.need(11, 3).is_ok() {
         ensure!(own.pool.stats()?.used.current == 0);
     }
+    Ok(())
+}
+
+/// The mode of a capture that lets its thread do everything else.
+const RELAXED: u32 = 2;
+
+/// Keeps a buffer, and drops it under its lock in every call.
+#[derive(Debug)]
+struct Caching {
+    pool: MemoryPool,
+    cached: Mutex<Option<DeviceBuffer<u8>>>,
+    /// It was called from inside a call of itself. With a lock that waits, that would be a deadlock.
+    is_reentered: AtomicBool,
+}
+
+impl Caching {
+    fn drop_cached(&self) -> cuda_mem::Result<MutexGuard<'_, Option<DeviceBuffer<u8>>>> {
+        match self.cached.try_lock() {
+            Ok(mut cached) => {
+                drop(cached.take());
+                Ok(cached)
+            }
+            Err(_) => {
+                self.is_reentered.store(true, Ordering::Relaxed);
+                Err(Error::new(ErrorKind::Other, "called from itself"))
+            }
+        }
+    }
+}
+
+// SAFETY: all memory comes from the pool and goes back there.
+unsafe impl MemoryResource for Caching {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        let _locked = self.drop_cached()?;
+        self.pool.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        let _locked = self.drop_cached()?;
+        // SAFETY: the caller's.
+        unsafe { self.pool.deallocate(address, layout, stream) }
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> cuda_mem::Result<()> {
+        let _locked = self.drop_cached()?;
+        // SAFETY: the caller's.
+        unsafe { self.pool.deallocate_after(address, layout, stream, others) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.pool.memory_properties()
+    }
+
+    fn trim_to(&self, _: u64) -> cuda_mem::Result<()> {
+        self.drop_cached().map(drop)
+    }
+}
+
+/// Alone, because it captures. As above, where the program calls the resource's methods itself.
+#[apply(case_alone)]
+fn a_resource_with_a_lock_is_not_called_from_itself_when_called_directly(
+    env: &Environment,
+) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let own = Arc::new(Caching {
+        pool: env.pool()?,
+        cached: Mutex::default(),
+        is_reentered: AtomicBool::new(false),
+    });
+    let resource = Resource::from(own.clone());
+    let layout = Layout::from_size_align(1000, 256)?;
+    let addresses = [
+        resource.allocate(layout, &stream)?,
+        resource.allocate(layout, &stream)?,
+    ];
+    // SAFETY: of this resource, stream and layout; nothing uses it, and it is given back once.
+    let deallocate = || unsafe { resource.deallocate(addresses[0], layout, &stream) };
+    let other = env.stream()?;
+    // SAFETY: as above.
+    let deallocate_after =
+        || unsafe { resource.deallocate_after(addresses[1], layout, &stream, &[&other]) };
+    let calls: [(&str, &dyn Fn() -> cuda_mem::Result<()>); 4] = [
+        ("trim_to", &|| resource.trim_to(0)),
+        ("allocate", &|| {
+            let address = resource.allocate(layout, &stream)?;
+            // SAFETY: as above.
+            unsafe { own.pool.deallocate(address, layout, &stream) }
+        }),
+        ("deallocate", &deallocate),
+        ("deallocate_after", &deallocate_after),
+    ];
+    for (name, call) in calls {
+        let held_back = resource.alloc::<u8>(&stream, 1000)?;
+        let cached = own.pool.alloc(&stream, 1000)?;
+        // The end of a capture of this crate would free the memory.
+        begin(&stream, RELAXED)?;
+        drop(held_back);
+        end_well(&stream)?;
+        *own.cached.lock().unwrap_or_else(PoisonError::into_inner) = Some(cached);
+        call()?;
+        ensure!(!own.is_reentered.load(Ordering::Relaxed), "by {name}");
+        stream.synchronize()?;
+    }
+    ensure!(own.pool.stats()?.used.current == 0);
     Ok(())
 }
 

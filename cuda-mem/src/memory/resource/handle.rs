@@ -16,6 +16,7 @@ use crate::driver::device::Device;
 use crate::driver::pointer::MemoryKind;
 use crate::memory::pool::Pool;
 use crate::stream::Stream;
+use crate::stream::deferred::ResourceCall;
 
 /// A handle to any [`MemoryResource`], cheap to clone and to share between threads. Buffers allocated from it keep
 /// it alive.
@@ -143,12 +144,15 @@ impl From<Arc<dyn MemoryResource>> for Resource {
     }
 }
 
+// The program calls these itself, and a resource may hold locks in its calls: meanwhile nothing is given back to it.
+//
 // SAFETY: everything is the resource's own doing.
 unsafe impl MemoryResource for Resource {
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         let _noted = origin::note_if_none();
+        let _inside = ResourceCall::enter();
         self.inner.allocate(layout, stream)
     }
 
@@ -159,6 +163,7 @@ unsafe impl MemoryResource for Resource {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
+        let _inside = ResourceCall::enter();
         // SAFETY: the caller's.
         unsafe { self.inner.deallocate(address, layout, stream) }
     }
@@ -170,6 +175,7 @@ unsafe impl MemoryResource for Resource {
         stream: &Stream,
         others: &[&Stream],
     ) -> Result<()> {
+        let _inside = ResourceCall::enter();
         // SAFETY: the caller's.
         unsafe { self.inner.deallocate_after(address, layout, stream, others) }
     }
@@ -191,6 +197,7 @@ unsafe impl MemoryResource for Resource {
     }
 
     fn trim_to(&self, keep: u64) -> Result<()> {
+        let _inside = ResourceCall::enter();
         self.inner.trim_to(keep)
     }
 }
