@@ -32,6 +32,9 @@ pub(crate) fn or_reclaim<T>(device: Device, mut ask: impl FnMut() -> Result<T>) 
     }
 }
 
+/// The step in which a pool grows (R34), whatever it was asked for.
+const POOL_STEP: u64 = 32 << 20;
+
 /// Whether to retry a failed request: the device had too little memory, and other holders released some. A pool may
 /// also have reached a limit of its own.
 #[cold]
@@ -41,7 +44,7 @@ pub(crate) fn helps(error: &Error, device: Option<Device>, stream: &Stream, byte
     };
     let is_short = || {
         let info = stream.context().memory_info();
-        info.is_ok_and(|info| info.free < bytes as u64)
+        info.is_ok_and(|info| info.free < (bytes as u64).saturating_add(POOL_STEP))
     };
     (device != stream.device() || is_short()) && reclaim(device)
 }

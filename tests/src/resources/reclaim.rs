@@ -8,6 +8,7 @@ use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource, Stream};
 use crate::environment::Environment;
 
 const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
 
 /// Fills an arena with so many bytes, of which one block stays.
 fn fill(arena: &Arena, stream: &Stream, bytes: u64) -> Result<cuda_mem::DeviceBuffer<u8>> {
@@ -71,5 +72,31 @@ fn others_get_what_an_arena_does_not_use(env: &Environment) -> Result<()> {
     let refused = Resource::from(small).alloc::<u8>(&other, 8 << 20);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
     ensure!(arena.stats().reserved == before, "{}", arena.stats());
+    Ok(())
+}
+
+/// A pool grows in steps (R34), so that a small request can fail with more than its bytes free.
+#[apply(case_of_full_card)]
+fn a_small_request_gets_what_an_arena_does_not_use(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let (context, other) = (env.context()?, env.stream()?);
+    let direct = Resource::new(DirectResource::new(device));
+    for is_of_stream in [false, true] {
+        let arena = Arena::builder(&device).build()?;
+        let kept = fill(&arena, &stream, 2 * GIB)?;
+        device.default_pool()?.trim_to(0)?;
+        let free = context.memory_info()?.free;
+        let taken = direct.alloc::<u8>(&stream, usize::try_from(free - 20 * MIB)?)?;
+        let left = context.memory_info()?.free;
+        ensure!(left > 2 * MIB && left < 30 * MIB, "{left} bytes are free");
+        if is_of_stream {
+            drop(other.alloc::<u8>(1 << 20)?);
+        } else {
+            drop(env.pool()?.alloc::<u8>(&other, 1 << 20)?);
+        }
+        other.synchronize()?;
+        ensure!(arena.stats().live_blocks == 1, "{}", arena.stats());
+        drop((taken, kept));
+    }
     Ok(())
 }
