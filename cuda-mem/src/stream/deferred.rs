@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::Error;
 use crate::base::report::{self, WAITING as ENTRIES};
+use crate::stream::name::StreamName;
 
 /// Something whose release may have to wait.
 pub(crate) trait Deferred: Any + Send {
@@ -42,10 +43,19 @@ pub(crate) enum Outcome {
     GivenUp(Error),
 }
 
+/// A stream in whose order something is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The stream with this number.
+    Stream(u64),
+    /// A default stream, which can be named again when no handle is left.
+    Default(StreamName),
+}
+
 struct Entry {
     deferred: Box<dyn Deferred>,
-    /// The number of the stream in whose order it is released.
-    stream: Option<u64>,
+    /// The stream in whose order it is released.
+    order: Option<Order>,
     /// Failed tries.
     tries: u32,
     /// Polls that skip it before the next try.
@@ -110,16 +120,16 @@ pub(crate) fn defer(deferred: Box<dyn Deferred>) {
     keep(None, deferred);
 }
 
-/// As [`defer`], for what is released in the order of the stream with this number.
-pub(crate) fn defer_in_order(stream: u64, deferred: Box<dyn Deferred>) {
-    keep(Some(stream), deferred);
+/// As [`defer`], for what is released in the order of a stream.
+pub(crate) fn defer_in_order(order: Order, deferred: Box<dyn Deferred>) {
+    keep(Some(order), deferred);
 }
 
-fn keep(stream: Option<u64>, deferred: Box<dyn Deferred>) {
+fn keep(order: Option<Order>, deferred: Box<dyn Deferred>) {
     ENTRIES.fetch_add(1, Ordering::Relaxed);
     queue().push_back(Entry {
         deferred,
-        stream,
+        order,
         tries: 0,
         pause: 0,
     });
@@ -229,14 +239,17 @@ fn pass(entries: usize, all: bool) -> usize {
     released
 }
 
-/// Releases the entries of the stream with this number that can be released now.
+/// Releases the entries of the stream that can be released now.
 #[cold]
-pub(crate) fn poll_stream(number: u64) {
-    release_in_order(number, Deferred::try_release);
+pub(crate) fn poll_stream(order: Order) {
+    release_in_order(order, Deferred::try_release);
 }
 
-/// Releases the entries of the stream with this number by calling `release`. Entries that cannot be released stay.
-pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Deferred) -> Outcome) {
+/// Releases the entries of the stream by calling `release`. Entries that cannot be released stay.
+pub(crate) fn release_in_order(
+    order: Order,
+    mut release: impl FnMut(&mut dyn Deferred) -> Outcome,
+) {
     if !may_release() {
         return;
     }
@@ -244,7 +257,7 @@ pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Def
         let mut queue = queue();
         let (found, rest) = std::mem::take(&mut *queue)
             .into_iter()
-            .partition(|entry| entry.stream == Some(number));
+            .partition(|entry| entry.order == Some(order));
         *queue = rest;
         found
     };
@@ -498,8 +511,8 @@ mod tests {
         }
     }
 
-    /// The number of no stream.
-    const STREAM: u64 = u64::MAX;
+    /// No stream.
+    const STREAM: Order = Order::Stream(u64::MAX);
 
     /// What releases something may hold locks that the other release needs.
     #[test]

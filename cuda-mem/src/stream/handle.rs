@@ -196,7 +196,7 @@ impl Context {
         Stream(Shared::new(Inner {
             context: self.clone(),
             raw,
-            deferred: ordered::Count::default(),
+            deferred: ordered::Count::new(raw),
             progress: Arc::default(),
             drop_observers: DropObservers::default(),
             owner: Owner::Context(thread),
@@ -211,7 +211,7 @@ impl Stream {
         let inner = Inner {
             context: context.clone(),
             raw,
-            deferred: ordered::Count::default(),
+            deferred: ordered::Count::new(raw),
             progress: Arc::default(),
             drop_observers: DropObservers::default(),
             owner: Owner::Us,
@@ -249,7 +249,7 @@ impl Stream {
         Self(Shared::new(Inner {
             context: context.clone(),
             raw,
-            deferred: ordered::Count::default(),
+            deferred: ordered::Count::new(raw),
             progress: Arc::default(),
             drop_observers: DropObservers::default(),
             owner: Owner::Foreign {

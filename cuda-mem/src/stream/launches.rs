@@ -9,11 +9,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, PoisonError};
-use std::thread::ThreadId;
 
 use crate::base::error::Result;
 use crate::base::lock::Lock;
 use crate::stream::StreamRef;
+use crate::stream::name::StreamName;
 
 /// Streams share these tables, so that threads with streams of their own seldom meet.
 const TABLES: usize = 64;
@@ -30,16 +30,8 @@ static HAVE_BEEN: AtomicBool = AtomicBool::new(false);
 /// What is going on in some streams. By stream and not only by table: a launch may block until work of another stream is
 /// done, which must not wait for it.
 struct Turns {
-    streams: Lock<Vec<(Name, Use)>>,
+    streams: Lock<Vec<(StreamName, Use)>>,
     changed: Condvar,
-}
-
-/// Which stream it is. The handles of default streams are the same in all contexts and threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
-    context: usize,
-    stream: usize,
-    thread: Option<ThreadId>,
 }
 
 /// What is going on in a stream.
@@ -61,22 +53,13 @@ enum Kind {
 
 /// A stream is made to wait, or a graph is launched in it, while this lives.
 #[derive(Debug)]
-pub(crate) struct Turn(Name, Kind);
+pub(crate) struct Turn(StreamName, Kind);
 
-impl Name {
-    fn of(stream: StreamRef<'_>) -> Self {
-        Self {
-            context: stream.context().as_raw().addr(),
-            stream: stream.as_raw().addr(),
-            thread: stream.thread(),
-        }
-    }
-
-    fn turns(&self) -> &'static Turns {
-        // Handles lie some hundred bytes apart.
-        let address = self.stream;
-        &TURNS[(address ^ address >> 6 ^ address >> 12) % TABLES]
-    }
+/// The table of a stream.
+fn turns(name: StreamName) -> &'static Turns {
+    // Handles lie some hundred bytes apart.
+    let address = name.stream;
+    &TURNS[(address ^ address >> 6 ^ address >> 12) % TABLES]
 }
 
 impl Use {
@@ -111,17 +94,17 @@ pub(crate) fn have_been() -> bool {
 
 /// No graph is launched or uploaded in the stream while the guard lives.
 pub(crate) fn wait(stream: StreamRef<'_>) -> Result<Turn> {
-    begin(Name::of(stream), Kind::Wait)
+    begin(stream.name(), Kind::Wait)
 }
 
 /// The stream is not made to wait for anything while the guard lives.
 pub(crate) fn launch(stream: StreamRef<'_>) -> Result<Turn> {
     HAVE_BEEN.store(true, Ordering::SeqCst);
-    begin(Name::of(stream), Kind::Launch)
+    begin(stream.name(), Kind::Launch)
 }
 
 /// The place of a stream in a table.
-fn place(streams: &mut Vec<(Name, Use)>, name: Name) -> usize {
+fn place(streams: &mut Vec<(StreamName, Use)>, name: StreamName) -> usize {
     let found = streams.iter().position(|(other, _)| *other == name);
     found.unwrap_or_else(|| {
         streams.push((name, Use::default()));
@@ -129,8 +112,8 @@ fn place(streams: &mut Vec<(Name, Use)>, name: Name) -> usize {
     })
 }
 
-fn begin(name: Name, kind: Kind) -> Result<Turn> {
-    let turns = name.turns();
+fn begin(name: StreamName, kind: Kind) -> Result<Turn> {
+    let turns = turns(name);
     let mut streams = turns.streams.lock()?;
     let mut at = place(&mut streams, name);
     let mut is_noted = false;
@@ -151,7 +134,7 @@ fn begin(name: Name, kind: Kind) -> Result<Turn> {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let turns = self.0.turns();
+        let turns = turns(self.0);
         let Some(mut streams) = turns.streams.lock_unless_forked() else {
             return;
         };
@@ -174,20 +157,20 @@ mod tests {
     use super::*;
 
     /// No stream.
-    fn name(stream: usize) -> Name {
-        Name {
+    fn name(stream: usize) -> StreamName {
+        StreamName {
             context: 0x10,
             stream,
             thread: None,
         }
     }
 
-    fn turn(name: Name, kind: Kind) -> Turn {
+    fn turn(name: StreamName, kind: Kind) -> Turn {
         begin(name, kind).expect("this is no fork")
     }
 
-    fn is_listed(name: Name) -> bool {
-        let streams = name.turns().streams.lock().expect("this is no fork");
+    fn is_listed(name: StreamName) -> bool {
+        let streams = turns(name).streams.lock().expect("this is no fork");
         streams.iter().any(|(other, _)| *other == name)
     }
 
@@ -195,9 +178,9 @@ mod tests {
     fn a_launch_holds_up_its_own_stream_only() {
         let first = name(0x10);
         let mut others = (0x20..).step_by(0x10).map(name);
-        let second = others.find(|other| std::ptr::eq(other.turns(), first.turns()));
+        let second = others.find(|other| std::ptr::eq(turns(*other), turns(first)));
         let second = second.expect("there are fewer tables than addresses");
-        let own = Name {
+        let own = StreamName {
             thread: Some(thread::current().id()),
             ..first
         };
@@ -215,7 +198,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let waiting = turn(stream, Kind::Wait);
         let waits_for_turn = || {
-            let streams = stream.turns().streams.lock().expect("this is no fork");
+            let streams = turns(stream).streams.lock().expect("this is no fork");
             let mut uses = streams.iter();
             uses.any(|(other, its)| *other == stream && its.launches == 1)
         };

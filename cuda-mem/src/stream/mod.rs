@@ -13,6 +13,7 @@ pub(crate) mod event;
 pub(crate) mod handle;
 pub(crate) mod join;
 pub(crate) mod launches;
+pub(crate) mod name;
 pub(crate) mod recording;
 pub(crate) mod stage;
 pub(crate) mod waits;

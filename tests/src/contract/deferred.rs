@@ -303,3 +303,66 @@ fn the_owner_of_no_memory_is_let_go_after_a_capture(env: &Environment) -> Result
     ensure!(drop_counts().failures == failures);
     Ok(())
 }
+
+/// Each handle of a default stream is one of its own, and the one that the buffer had may be gone.
+#[apply(case_alone)]
+fn what_a_default_stream_kept_is_freed_by_any_handle_of_it(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, pool) = (env.context()?, env.pool()?);
+    // For the captures by other code.
+    let _current = context.bind()?;
+    let by_wait: fn(&Stream) -> Result<()> = |stream| Ok(stream.synchronize()?);
+    let by_borrowed_wait: fn(&Stream) -> Result<()> = |stream| Ok(stream.as_ref().synchronize()?);
+    let by_allocation: fn(&Stream) -> Result<()> = |stream| {
+        drop(stream.alloc::<u8>(1)?);
+        Ok(())
+    };
+    for releases in [by_wait, by_borrowed_wait, by_allocation] {
+        for _ in 0..3 {
+            let buffer = pool.alloc::<u8>(&context.per_thread_stream(), 1000)?;
+            begin(&context.per_thread_stream(), RELAXED)?;
+            drop(buffer);
+            end_well(&context.per_thread_stream())?;
+            ensure!(pool.stats()?.used.current == 1000);
+            releases(&context.per_thread_stream())?;
+            ensure!(pool.stats()?.used.current == 0);
+        }
+    }
+    // The end of a capture of this crate is enough.
+    let buffer = pool.alloc::<u8>(&context.per_thread_stream(), 1000)?;
+    context
+        .per_thread_stream()
+        .capture(CaptureMode::Relaxed, |_| {
+            drop(buffer);
+            Ok(())
+        })?;
+    ensure!(pool.stats()?.used.current == 0);
+    // Nothing may be done in the legacy default stream beside a capture of that one.
+    let buffer = pool.alloc::<u8>(&context.legacy_stream(), 1000)?;
+    context
+        .per_thread_stream()
+        .capture(CaptureMode::Relaxed, |_| {
+            drop(buffer);
+            Ok(())
+        })?;
+    context.legacy_stream().synchronize()?;
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}
+
+/// A wait for the stream covers the frees, which come before it.
+#[apply(case_alone)]
+fn a_wait_for_a_default_stream_covers_what_another_handle_put_off(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let context = env.context()?;
+    let _current = context.bind()?;
+    for is_alive in [false, true] {
+        let (pool, first) = (env.pool()?, context.per_thread_stream());
+        let second = context.per_thread_stream();
+        drop_in_a_capture(&pool, &first)?;
+        let _first = is_alive.then_some(first);
+        second.synchronize()?;
+        pool.close().context("it has memory in use")?;
+    }
+    Ok(())
+}

@@ -23,6 +23,7 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw::{self, Queue, Table};
 use crate::stream::context::Current;
+use crate::stream::name::StreamName;
 use crate::stream::recording::{self, CaptureExclusion, CaptureToken, PlainExclusion};
 
 /// Memory that a device may or may not reach.
@@ -289,9 +290,12 @@ impl<'a> StreamRef<'a> {
         self.context.synchronize()
     }
 
-    /// Whose own stream it is; `None` if it is no thread's.
-    pub(crate) fn thread(&self) -> Option<ThreadId> {
-        self.thread
+    pub(crate) fn name(&self) -> StreamName {
+        StreamName {
+            context: self.context.as_raw().addr(),
+            stream: self.raw.addr(),
+            thread: self.thread,
+        }
     }
 
     #[inline]

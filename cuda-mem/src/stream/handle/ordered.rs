@@ -3,13 +3,16 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Inner, Owner, Stream, StreamRef, WeakStream};
+use cuda_driver_sys::CUstream;
+
+use super::{Inner, Owner, Stream, StreamRef, WeakStream, is_default};
 use crate::base::error::{ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw;
 use crate::stream::context::Context;
-use crate::stream::deferred::{self, Deferred, Outcome, ResourceCall};
+use crate::stream::deferred::{self, Deferred, Order, Outcome, ResourceCall};
 use crate::stream::epoch;
+use crate::stream::name::StreamName;
 
 /// Something that a stream used, to be released in its order.
 pub(crate) trait OrderedRelease: Send {
@@ -24,32 +27,76 @@ impl Stream {
     /// Releases something once the stream is no longer captured.
     #[cold]
     pub(crate) fn release_later(&self, object: impl OrderedRelease + 'static) {
-        self.0.deferred.fetch_add(1, Ordering::Relaxed);
+        self.0.deferred.0.fetch_add(1, Ordering::Relaxed);
+        let order = self.0.order();
+        let default = match order {
+            Order::Stream(_) => None,
+            Order::Default(name) => {
+                OF_DEFAULT_STREAMS.fetch_add(1, Ordering::Relaxed);
+                Some(name)
+            }
+        };
         let deferred = Ordered {
             object: Box::new(object),
             stream: self.downgrade(),
+            default,
             context: self.context().clone(),
             since: epoch::now(),
         };
-        deferred::defer_in_order(self.number(), Box::new(deferred));
+        deferred::defer_in_order(order, Box::new(deferred));
     }
 
     /// Releases what had to wait, if there is anything. One load if not.
     #[inline]
     pub(crate) fn release_deferred(&self) {
-        if self.0.deferred.load(Ordering::Relaxed) > 0 {
-            deferred::poll_stream(self.number());
+        if self.0.deferred.0.load(Ordering::Relaxed) > 0 {
+            self.release_now();
+        }
+    }
+
+    #[cold]
+    fn release_now(&self) {
+        let order = self.0.order();
+        let is_default = matches!(order, Order::Default(_));
+        if !is_default || OF_DEFAULT_STREAMS.load(Ordering::Relaxed) > 0 {
+            deferred::poll_stream(order);
         }
     }
 }
 
-/// The number of releases that wait for a stream. Nearly always zero.
-pub(super) type Count = AtomicUsize;
+impl Inner {
+    fn order(&self) -> Order {
+        if is_default(self.raw) {
+            Order::Default(self.view().name())
+        } else {
+            Order::Stream(self.drop_observers.number)
+        }
+    }
+}
+
+/// The number of releases that wait for a stream, deferred by this handle. Nearly always zero, but one more for a
+/// default stream: other handles of it may have deferred something.
+pub(super) struct Count(AtomicUsize);
+
+impl Count {
+    pub(super) fn new(stream: CUstream) -> Self {
+        Self(AtomicUsize::new(Self::least(stream)))
+    }
+
+    fn least(stream: CUstream) -> usize {
+        usize::from(is_default(stream))
+    }
+}
+
+/// The number of releases that wait for default streams.
+static OF_DEFAULT_STREAMS: AtomicUsize = AtomicUsize::new(0);
 
 /// What waits in the queue.
 struct Ordered {
     object: Box<dyn OrderedRelease>,
     stream: WeakStream,
+    /// Which default stream, if it is one.
+    default: Option<StreamName>,
     context: Context,
     /// Since when nothing uses it that the stream did not have then.
     since: u64,
@@ -76,6 +123,17 @@ impl Ordered {
         self.release(own.as_ref())
     }
 
+    /// A new handle of the stream, if it is a default stream that this thread can use: those end with their context.
+    fn named_again(&self) -> Option<Stream> {
+        match self.default?.thread {
+            None => Some(self.context.legacy_stream()),
+            Some(thread) if thread == std::thread::current().id() => {
+                Some(self.context.per_thread_stream())
+            }
+            Some(_) => None,
+        }
+    }
+
     fn try_in_order(&mut self, stream: StreamRef<'_>) -> Outcome {
         if stream.is_foreign() {
             return self.release_past_stream();
@@ -99,13 +157,24 @@ impl Deferred for Ordered {
 
     fn try_release(&mut self) -> Outcome {
         let Some(stream) = self.stream.upgrade() else {
-            return self.release_past_stream();
+            return match self.named_again() {
+                Some(stream) => self.try_in_order(stream.as_ref()),
+                None => self.release_past_stream(),
+            };
         };
         let outcome = self.try_in_order(stream.as_ref());
         if matches!(outcome, Outcome::Done | Outcome::GivenUp(_)) {
-            stream.0.deferred.fetch_sub(1, Ordering::Relaxed);
+            stream.0.deferred.0.fetch_sub(1, Ordering::Relaxed);
         }
         outcome
+    }
+}
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        if self.default.is_some() {
+            OF_DEFAULT_STREAMS.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -113,12 +182,13 @@ impl Deferred for Ordered {
 /// capture is ended first: then the releases are possible, in order.
 #[cold]
 pub(super) fn release_at_last(inner: &Inner) {
-    if inner.deferred.load(Ordering::Relaxed) == 0 || ResourceCall::is_running() {
+    let has_any = inner.deferred.0.load(Ordering::Relaxed) > Count::least(inner.raw);
+    if !has_any || ResourceCall::is_running() {
         return;
     }
     end_capture(inner);
     let stream = inner.view();
-    deferred::release_in_order(inner.drop_observers.number, |deferred| {
+    deferred::release_in_order(inner.order(), |deferred| {
         let deferred: &mut dyn Any = deferred;
         match deferred.downcast_mut::<Ordered>() {
             Some(ordered) => ordered.release(stream),
