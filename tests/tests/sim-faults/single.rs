@@ -4,23 +4,32 @@ use std::future::Future;
 use std::task::{Context, Waker};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::executor::block_on;
 use cuda_mem_tests::hold::hold;
+use cuda_sim::control::Control;
 
 #[cfg(target_os = "linux")]
 const EXPORT: &str = "cuMemPoolExportToShareableHandle";
 #[cfg(target_os = "linux")]
 const DESTROY: &str = "cuMemPoolDestroy";
 
+/// So many frees have no effect from now on. One is tried twice, in case that a capture was the reason.
+fn refuse_frees(control: &Control, frees: u64) {
+    for nth in 1..=frees {
+        control.fail_without_effect("cuMemFreeAsync", nth, CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
 #[apply(case)]
 fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
-    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    refuse_frees(control, 2);
     let Err(failed) = buffer.free() else {
         bail!("the failure was lost");
     };
@@ -32,12 +41,54 @@ fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> 
     Ok(())
 }
 
+/// A free in a captured stream is refused without effect (R68). That capture may have ended when the cause is looked for.
+#[apply(case)]
+fn a_free_that_was_refused_is_tried_again_in_a_stream_that_is_not_captured(
+    env: &Environment,
+) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    for is_of_resource in [false, true] {
+        let pool = env.pool()?;
+        let resource = Resource::from(pool.clone());
+        let before = drop_counts();
+        let alloc = || match is_of_resource {
+            true => resource.alloc::<u8>(&stream, 100),
+            false => pool.alloc(&stream, 100),
+        };
+        let (dropped, freed, deferred) = (alloc()?, alloc()?, alloc()?);
+        refuse_frees(control, 1);
+        drop(dropped);
+        refuse_frees(control, 1);
+        freed.free()?;
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(deferred);
+            refuse_frees(control, 1);
+            Ok(())
+        })?;
+        ensure!(pool.stats()?.used.current == 0);
+        ensure!(drop_counts() == before, "{:?}", drop_counts());
+
+        // What is refused twice is wrong.
+        let (dropped, deferred) = (alloc()?, alloc()?);
+        refuse_frees(control, 2);
+        drop(dropped);
+        ensure!(drop_counts().failures == before.failures + 1);
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(deferred);
+            refuse_frees(control, 2);
+            Ok(())
+        })?;
+        ensure!(drop_counts().failures == before.failures + 2);
+    }
+    Ok(())
+}
+
 #[apply(case)]
 fn a_buffer_that_another_stream_could_not_free_is_as_before(env: &Environment) -> Result<()> {
     let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
     let buffer = pool.alloc_from(&home, &[7_u8; 100])?;
     let control = env.control()?;
-    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    refuse_frees(control, 2);
     let Err(failed) = buffer.free_on(&other) else {
         bail!("the failure was lost");
     };
@@ -53,7 +104,7 @@ fn a_buffer_that_was_not_freed_after_others_comes_back_if_it_is_there(
     let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
     let resource = Resource::from(env.pool()?);
     let buffer = resource.alloc_from(&stream, &[7_u8; 100])?;
-    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    refuse_frees(control, 2);
     let Err(failed) = buffer.free_after([&other]) else {
         bail!("the failure was lost");
     };

@@ -8,7 +8,7 @@ use super::DeviceBuffer;
 use super::deallocator::{Deallocator, apart, give_back};
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::ledger::{self, Item};
-use crate::memory::pool::{explain_refusal, free_harmlessly};
+use crate::memory::pool::free_harmlessly;
 use crate::memory::resource::CAPTURED;
 use crate::memory::slice::PendingUses;
 use crate::stream::epoch;
@@ -115,7 +115,7 @@ impl DeferredFree {
                 // SAFETY: the buffer that had the address is gone, and its pending uses have just been waited for.
                 let freed = unsafe { free_harmlessly(self.address, stream) };
                 let left = (!took_effect(&freed)).then_some(deallocator);
-                (freed.map_err(|error| explain_refusal(error, stream)), left)
+                (freed, left)
             }
         }
     }

@@ -26,8 +26,8 @@ pub(crate) unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
 
 /// [`free`] failed with `error`, without effect: tries other ways. If the stream is another thread's per-thread
 /// stream, this waits for everything in its context; then this thread's own stream can be used instead. If another
-/// capture is the cause, this frees in a way that disturbs no capture. Otherwise the error names the
-/// cause, and `what` was to be freed.
+/// capture is the cause, this frees in a way that disturbs no capture; if a capture of the stream was the cause and has
+/// ended, this frees as before. Otherwise the error names the cause, and `what` was to be freed.
 ///
 /// # Safety
 ///
@@ -39,40 +39,79 @@ pub(crate) unsafe fn free_otherwise(
     error: Error,
     what: impl FnOnce() -> String,
 ) -> Result<()> {
-    let error = if stream.is_foreign() {
+    let own;
+    let (error, stream) = if stream.is_foreign() {
         stream.as_ref().wait_foreign()?;
-        let own = stream.context().per_thread_stream();
+        own = stream.context().per_thread_stream();
         // SAFETY: the caller's; all work of the foreign stream is done.
         match unsafe { free(address, &own) } {
             Ok(()) => return Ok(()),
-            Err(error) => error,
+            Err(error) => (error, own.as_ref()),
         }
     } else {
-        error
+        (error, stream.as_ref())
     };
-    let (error, stream) = (error.asked(what), stream.as_ref());
-    if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+    let freed = if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
         // SAFETY: the caller's; the first try had no effect.
-        let freed = unsafe { free_harmlessly(address, stream) };
-        return freed.map_err(|error| explain_refusal(error, stream));
-    }
-    Err(explain_refusal(error, stream))
+        unsafe { free_relaxed(address, stream) }
+    } else {
+        Err(error)
+    };
+    // SAFETY: the caller's.
+    unsafe { retry_refused(freed, address, stream) }.map_err(|error| error.asked(what))
 }
 
-/// Frees without disturbing any capture.
+/// If a free was refused that a capture may have been the reason for, and the stream is not captured any more, tries
+/// once more. For a stream that is captured, the error says so.
+///
+/// # Safety
+///
+/// Same as [`raw::alloc::free`], unless the memory is freed.
+unsafe fn retry_refused(
+    freed: Result<()>,
+    address: CUdeviceptr,
+    stream: StreamRef<'_>,
+) -> Result<()> {
+    match freed {
+        Err(error) if is_refusal(&error) => {
+            stream.refuse_captured(CAPTURED)?;
+            // SAFETY: the caller's; a free that is refused has no effect (R68).
+            let again = unsafe { free_relaxed(address, stream) };
+            again.map_err(|error| explain_refusal(error, stream))
+        }
+        freed => freed,
+    }
+}
+
+/// Frees without disturbing any capture. If the stream is captured, the error says so.
 ///
 /// # Safety
 ///
 /// Same as [`raw::alloc::free`].
 pub(crate) unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    // SAFETY: the caller's.
+    let freed = unsafe { free_relaxed(address, stream) };
+    // SAFETY: the caller's.
+    unsafe { retry_refused(freed, address, stream) }
+}
+
+/// # Safety
+///
+/// Same as [`raw::alloc::free`].
+unsafe fn free_relaxed(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let open = stream.submit()?;
     // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
     open.with_relaxed_capture_mode(|queue| unsafe { raw::alloc::free(queue, address) })
 }
 
 /// INVALID_VALUE may mean that the stream is captured.
+fn is_refusal(error: &Error) -> bool {
+    error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+/// Says that the stream is captured, if that may be the reason.
 pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
-    if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
+    if !is_refusal(&error) {
         return error;
     }
     let refused = stream.refuse_captured(CAPTURED);
