@@ -6,7 +6,7 @@
 //! - An entry is tried with no lock held. What it releases, and what its drop releases, may defer more.
 //! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
 //! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
-//!   the release needs.
+//!   the release needs. A request that fails for lack of memory is made again if something can be released after it.
 //! - No try waits for the device. An entry that is not ready is tried less and less often; after a wait for a whole
 //!   context every entry is tried, and before each use of a stream the entries released in the order of that stream.
 //! - A fork leaves the whole queue to the parent.
@@ -14,7 +14,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::Error;
@@ -69,6 +69,8 @@ const LONGEST_PAUSE: u32 = 64;
 const PASSES: usize = 4;
 
 static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
+/// How many entries were released.
+static RELEASED: AtomicU64 = AtomicU64::new(0);
 static IS_POLLING: AtomicBool = AtomicBool::new(false);
 /// A wait for a whole context was over, and the entries were not all tried since.
 static IS_ALL_WANTED: AtomicBool = AtomicBool::new(false);
@@ -80,6 +82,8 @@ fn queue() -> MutexGuard<'static, VecDeque<Entry>> {
 thread_local! {
     /// The number of resource calls that this thread is in.
     static RESOURCE_CALLS: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread makes a request again.
+    static IS_AGAIN: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is trying an entry.
     static IS_TRYING: Cell<bool> = const { Cell::new(false) };
 }
@@ -112,6 +116,33 @@ impl Drop for ResourceCall {
     fn drop(&mut self) {
         debug_assert_eq!(RESOURCE_CALLS.get(), self.outer + 1, "calls end in turn");
         RESOURCE_CALLS.set(self.outer);
+    }
+}
+
+/// This thread makes a request again, after something was released.
+#[derive(Debug)]
+pub(crate) struct AgainCall {
+    outer: bool,
+    _call: ResourceCall,
+}
+
+impl AgainCall {
+    pub(crate) fn enter() -> Self {
+        Self {
+            outer: IS_AGAIN.replace(true),
+            _call: ResourceCall::enter(),
+        }
+    }
+
+    /// Whether this thread is in such a call: the request has waited already for as long as it may.
+    pub(crate) fn is_running() -> bool {
+        IS_AGAIN.get()
+    }
+}
+
+impl Drop for AgainCall {
+    fn drop(&mut self) {
+        IS_AGAIN.set(self.outer);
     }
 }
 
@@ -154,7 +185,7 @@ pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Er
 /// Releases everything that can be released now. One load if nothing waits.
 #[inline]
 pub(crate) fn poll() {
-    if ENTRIES.load(Ordering::Relaxed) > 0 {
+    if has_entries() {
         poll_entries(false);
     }
 }
@@ -162,9 +193,23 @@ pub(crate) fn poll() {
 /// As [`poll`], after a wait for a whole context: no entry is skipped.
 #[inline]
 pub(crate) fn poll_all() {
-    if ENTRIES.load(Ordering::Relaxed) > 0 {
+    if has_entries() {
         poll_entries(true);
     }
+}
+
+/// As [`poll_all`], where memory is out. Returns whether something was released, by this thread or another.
+#[cold]
+pub(crate) fn make_room() -> bool {
+    let before = RELEASED.load(Ordering::Relaxed);
+    poll_all();
+    RELEASED.load(Ordering::Relaxed) != before
+}
+
+/// Whether anything waits.
+#[inline]
+pub(crate) fn has_entries() -> bool {
+    ENTRIES.load(Ordering::Relaxed) > 0
 }
 
 #[cold]
@@ -281,7 +326,10 @@ impl PendingTry {
             return true;
         };
         let (is_gone, failure) = match release(&mut *entry.deferred) {
-            Outcome::Done => (true, None),
+            Outcome::Done => {
+                RELEASED.fetch_add(1, Ordering::Relaxed);
+                (true, None)
+            }
             Outcome::NotYet => {
                 entry.tries += 1;
                 // The first few tries cost little and are likely to help.
@@ -315,7 +363,6 @@ impl Drop for PendingTry {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU64;
     use std::sync::mpsc;
     use std::time::Duration;
 

@@ -13,6 +13,7 @@ mod counting;
 mod current_resource;
 pub(crate) mod failing;
 mod keeping;
+mod late_releases;
 mod misuse;
 mod own;
 mod reclaim;

@@ -13,7 +13,9 @@ use crate::stream::Stream;
 
 /// Calls a function when upstream is out of memory, and retries the request as long as it returns `true`.
 ///
-/// The function runs on the allocating thread. It may free memory of this resource.
+/// The function runs on the allocating thread. It may free memory of this resource. What it drops of other resources may
+/// be released only after the request: [`Resource::alloc`](crate::Resource::alloc) then makes it again, and calls the
+/// function again if memory is still out.
 ///
 /// ```
 /// use std::sync::Mutex;

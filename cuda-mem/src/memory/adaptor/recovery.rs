@@ -14,6 +14,9 @@ use crate::stream::Stream;
 
 /// Applies a [`RecoveryPolicy`] when upstream is out of memory.
 ///
+/// What the steps make releasable may be released only after the request: [`Resource::alloc`](crate::Resource::alloc) then
+/// makes it again.
+///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, Resource};
 /// use cuda_mem::memory::{RecoveryPolicy, RecoveryAdaptor};

@@ -12,13 +12,16 @@ use super::alloc::{bytes_of, too_large};
 use super::deallocator::Deallocator;
 use super::listed;
 use crate::base::biased::Held;
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
 use crate::base::origin;
 use crate::ledger;
 use crate::memory::resource::{RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
-use crate::stream::deferred::ResourceCall;
+use crate::stream::deferred::{self, AgainCall, ResourceCall};
+
+/// How often a request is made again: a callback may drop one object at a time.
+const REPEATS: usize = 64;
 
 impl Resource {
     /// Allocates `len` elements in the order of `stream`. Their contents are unspecified. The buffer keeps the
@@ -64,14 +67,46 @@ impl Resource {
             let _noted = origin::note();
             stream.release_deferred();
             stream.as_ref().refuse_recorded()?;
-            let _inside = ResourceCall::enter();
-            self.inner.allocate(layout, stream)?
+            // A resource that waits for memory can release nothing meanwhile.
+            if deferred::has_entries() && self.inner.may_call_program() {
+                deferred::poll();
+            }
+            match self.ask(stream, layout) {
+                Err(error) if error.is_out_of_memory() => self.ask_again(stream, layout, error)?,
+                answer => answer?,
+            }
         };
         if ledger::is_on() {
             let kind = listed::kind_from(&*self.inner);
             listed::insert(kind, (address, layout.size()), stream, self.device);
         }
         Ok(address)
+    }
+
+    #[inline]
+    #[track_caller]
+    fn ask(&self, stream: &Stream, layout: Layout) -> Result<CUdeviceptr> {
+        let _inside = ResourceCall::enter();
+        self.inner.allocate(layout, stream)
+    }
+
+    /// In the call, nothing could be released: neither what its remedies waited for, nor what callbacks dropped. So the
+    /// request is made again as long as something is released after it, without further waits for other threads.
+    #[cold]
+    #[track_caller]
+    fn ask_again(&self, stream: &Stream, layout: Layout, error: Error) -> Result<CUdeviceptr> {
+        for _ in 0..REPEATS {
+            if !deferred::make_room() {
+                break;
+            }
+            let _again = AgainCall::enter();
+            match self.inner.allocate(layout, stream) {
+                Err(again) if again.is_out_of_memory() => {}
+                answer => return answer,
+            }
+        }
+        // The first one says what was waited for.
+        Err(error)
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
