@@ -1,12 +1,17 @@
 //! Wrong frees, which a checking adaptor refuses.
 
 use std::alloc::Layout;
+use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::memory::CheckedAdaptor;
-use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Stream};
+use cuda_mem::memory::{CheckedAdaptor, LimitAdaptor};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
+use crate::foreign;
+
+/// The mode of a capture that lets its thread do everything else.
+const RELAXED: u32 = 2;
 
 fn layout(bytes: usize) -> Result<Layout> {
     Ok(Layout::from_size_align(bytes, 256)?)
@@ -88,6 +93,36 @@ fn frees_on_other_streams_are_refused_if_asked(env: &Environment) -> Result<()> 
     other.synchronize()?;
     let stats = arena.stats();
     ensure!(stats.live == 0, "{stats}");
+    Ok(())
+}
+
+/// Alone, because it captures.
+#[apply(case_alone)]
+fn buffers_are_freed_although_their_own_stream_cannot(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let limit = Arc::new(LimitAdaptor::new(env.pool()?, 1000));
+    let checked = CheckedAdaptor::new(limit.clone()).with_streams();
+    let resource = Resource::new(checked);
+    // Dropped during a capture of its stream.
+    let buffer = resource.alloc::<u8>(&stream, 600)?;
+    foreign::begin(&stream, RELAXED)?;
+    drop(buffer);
+    foreign::end_well(&stream)?;
+    stream.synchronize()?;
+    ensure!(limit.allocated() == 0, "it is freed after the capture");
+    // Dropped by another thread than that of its stream.
+    let own = env.context()?.per_thread_stream();
+    let buffer = resource.alloc::<u8>(&own, 600)?;
+    let there = std::thread::spawn(move || drop(buffer)).join();
+    ensure!(there.is_ok() && limit.allocated() == 0);
+    // The program's own choice is checked as before.
+    let buffer = resource.alloc::<u8>(&stream, 600)?;
+    let Err(failed) = buffer.free_on(&own) else {
+        bail!("it was freed on another stream");
+    };
+    ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+    drop(failed.object);
+    ensure!(limit.allocated() == 0, "on its own stream");
     Ok(())
 }
 

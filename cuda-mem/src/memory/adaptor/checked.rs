@@ -12,6 +12,7 @@ use crate::base::error::{Bytes, Error, Result, took_effect};
 use crate::base::lock::SpinLock;
 use crate::base::report;
 use crate::base::table::Shards;
+use crate::memory::buffer::FreeOnOther;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -93,7 +94,8 @@ impl<U: MemoryResource> CheckedAdaptor<U> {
 
     /// Also refuses frees on another stream than the allocating one. Such a free is right if that stream waits for all
     /// uses, which cannot be seen here: use [`deallocate_after`](MemoryResource::deallocate_after) with the allocating
-    /// stream instead.
+    /// stream instead. A buffer that is dropped during a capture of its stream, or by another thread than that of its
+    /// per-thread stream, is freed on another stream by this crate, which is right.
     #[must_use]
     pub fn with_streams(self) -> Self {
         Self {
@@ -124,7 +126,10 @@ impl<U: MemoryResource> CheckedAdaptor<U> {
         let wrong = |block: &Block| {
             if block.layout != layout {
                 Some(wrong_layout(address, block.layout, layout))
-            } else if self.has_streams && block.stream != Identity::of(stream) {
+            } else if self.has_streams
+                && block.stream != Identity::of(stream)
+                && !FreeOnOther::is_running()
+            {
                 Some(wrong_stream(address, block, stream))
             } else {
                 None

@@ -7,7 +7,7 @@ use std::ptr;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::DeviceBuffer;
+use super::{DeviceBuffer, FreeOnOther};
 use crate::base::biased::Held;
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::base::report;
@@ -167,6 +167,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         let elsewhere = self.stream.is_foreign().then(|| self.past_foreign());
         let elsewhere = elsewhere.transpose()?;
+        let _on_other = elsewhere.is_some().then(FreeOnOther::enter);
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
         // A captured stream cannot free memory that does not belong to the graph; the deallocator stays.
         stream.as_ref().refuse_recorded()?;

@@ -4,8 +4,8 @@
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::DeviceBuffer;
 use super::deallocator::{Deallocator, apart, give_back};
+use super::{DeviceBuffer, FreeOnOther};
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::ledger::{self, Item};
 use crate::memory::pool::free_harmlessly;
@@ -104,6 +104,7 @@ impl DeferredFree {
                 (apart(&"an owner", end), None)
             }
             (Deallocator::Resource(resource, layout), Some(after)) => {
+                let _on_other = FreeOnOther::enter();
                 // SAFETY: the buffer that had the address is gone, its pending uses have just been waited for, and
                 // the new stream waits for its own.
                 let freed = unsafe { give_back(&**resource, self.address, layout, &after) };

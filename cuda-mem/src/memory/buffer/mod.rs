@@ -7,6 +7,7 @@ mod deferred_free;
 mod from_resource;
 mod host_slice;
 mod listed;
+mod other_stream;
 mod raw_parts;
 mod slices;
 
@@ -14,6 +15,7 @@ pub(crate) use alloc::bytes_of;
 #[cfg(target_os = "linux")]
 pub(crate) use deallocator::Loan;
 pub(crate) use deallocator::{ExternalOwner, give_back};
+pub(crate) use other_stream::FreeOnOther;
 
 use deallocator::Deallocator;
 
