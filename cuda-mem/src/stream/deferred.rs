@@ -298,16 +298,27 @@ pub(crate) fn release_in_order(
     if !may_release() {
         return;
     }
-    let found: VecDeque<Entry> = {
+    let mut found = {
         let mut queue = queue();
         let (found, rest) = std::mem::take(&mut *queue)
             .into_iter()
             .partition(|entry| entry.order == Some(order));
         *queue = rest;
-        found
+        Taken(found)
     };
-    for entry in found {
+    while let Some(entry) = found.0.pop_front() {
         PendingTry::new(entry).release(&mut release);
+    }
+}
+
+/// Entries that were taken from the queue. What is left of them goes back, should a release panic.
+struct Taken(VecDeque<Entry>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            queue().append(&mut self.0);
+        }
     }
 }
 
@@ -361,215 +372,4 @@ impl Drop for PendingTry {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use super::*;
-
-    /// The queue is process-wide: one test at a time.
-    static TESTS: Mutex<()> = Mutex::new(());
-
-    struct Wait(Arc<AtomicBool>);
-
-    impl Deferred for Wait {
-        fn name(&self) -> &'static str {
-            "thing"
-        }
-
-        fn try_release(&mut self) -> Outcome {
-            if self.0.load(Ordering::Relaxed) {
-                Outcome::Done
-            } else {
-                Outcome::NotYet
-            }
-        }
-    }
-
-    /// Its drop defers something of its own, and polls, like that of the last handle of a context.
-    struct Owner(Option<Wait>);
-
-    impl Deferred for Owner {
-        fn name(&self) -> &'static str {
-            "owner"
-        }
-
-        fn try_release(&mut self) -> Outcome {
-            if let Some(owned) = self.0.take() {
-                defer(Box::new(owned));
-            }
-            poll();
-            Outcome::Done
-        }
-    }
-
-    impl Drop for Owner {
-        fn drop(&mut self) {
-            defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-            poll();
-        }
-    }
-
-    fn entries() -> u64 {
-        ENTRIES.load(Ordering::Relaxed)
-    }
-
-    /// Fails instead of hanging.
-    fn within_reason(work: impl FnOnce() + Send + 'static) {
-        let (done, is_done) = mpsc::channel();
-        std::thread::spawn(move || {
-            work();
-            let _ = done.send(());
-        });
-        is_done
-            .recv_timeout(Duration::from_secs(10))
-            .expect("it ends");
-    }
-
-    #[test]
-    fn entries_go_when_they_can() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let ready = Arc::new(AtomicBool::new(false));
-        defer(Box::new(Wait(Arc::clone(&ready))));
-        defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-        poll();
-        assert_eq!(entries(), 1);
-        ready.store(true, Ordering::Relaxed);
-        poll();
-        assert_eq!(entries(), 0);
-        assert_eq!(Arc::strong_count(&ready), 1, "it was dropped");
-    }
-
-    #[test]
-    fn what_is_released_may_defer_and_poll() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        within_reason(|| {
-            let ready = Arc::new(AtomicBool::new(true));
-            defer(Box::new(Owner(Some(Wait(ready)))));
-            poll();
-        });
-        assert_eq!(entries(), 0, "also what came meanwhile");
-    }
-
-    #[test]
-    fn nothing_is_released_inside_a_call_of_a_resource() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let ready = || Box::new(Wait(Arc::new(AtomicBool::new(true))));
-        let call = ResourceCall::enter();
-        release_or_defer(ready()).expect("it waits");
-        poll_all();
-        assert_eq!(entries(), 1);
-        drop(call);
-        poll();
-        assert_eq!(entries(), 0);
-        release_or_defer(ready()).expect("it goes at once");
-        assert_eq!(entries(), 0);
-    }
-
-    #[test]
-    fn a_wait_for_a_context_passes_over_no_entry() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let ready = Arc::new(AtomicBool::new(false));
-        defer(Box::new(Wait(Arc::clone(&ready))));
-        // By now many polls would skip it.
-        (0..200).for_each(|_| poll());
-        ready.store(true, Ordering::Relaxed);
-        poll_all();
-        assert_eq!(entries(), 0);
-    }
-
-    /// Defers one thing when it is released, and nothing after that.
-    struct Keeper(Option<Wait>);
-
-    impl Deferred for Keeper {
-        fn name(&self) -> &'static str {
-            "keeper"
-        }
-
-        fn try_release(&mut self) -> Outcome {
-            if let Some(kept) = self.0.take() {
-                defer(Box::new(kept));
-            }
-            Outcome::Done
-        }
-    }
-
-    #[test]
-    fn one_poll_releases_what_a_release_has_deferred() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = Wait(Arc::new(AtomicBool::new(true)));
-        defer(Box::new(Keeper(Some(kept))));
-        poll();
-        assert_eq!(entries(), 0, "one went, and one came");
-    }
-
-    /// Counts its tries.
-    struct Tried {
-        ready: Arc<AtomicBool>,
-        tries: Arc<AtomicU64>,
-    }
-
-    impl Deferred for Tried {
-        fn name(&self) -> &'static str {
-            "thing that is tried"
-        }
-
-        fn try_release(&mut self) -> Outcome {
-            self.tries.fetch_add(1, Ordering::Relaxed);
-            if self.ready.load(Ordering::Relaxed) {
-                Outcome::Done
-            } else {
-                Outcome::NotYet
-            }
-        }
-    }
-
-    #[test]
-    fn what_waits_long_is_tried_seldom_but_still_tried() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ready, tries) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        defer(Box::new(Tried {
-            ready: Arc::clone(&ready),
-            tries: Arc::clone(&tries),
-        }));
-        (0..1000).for_each(|_| poll());
-        let tried = tries.load(Ordering::Relaxed);
-        assert!((10..500).contains(&tried), "{tried} tries in 1000 polls");
-        ready.store(true, Ordering::Relaxed);
-        (0..=LONGEST_PAUSE).for_each(|_| poll());
-        assert_eq!(entries(), 0, "no pause is longer");
-    }
-
-    /// Looks whether another release could begin while it is released.
-    struct Looks(Arc<AtomicBool>);
-
-    impl Deferred for Looks {
-        fn name(&self) -> &'static str {
-            "thing that looks"
-        }
-
-        fn try_release(&mut self) -> Outcome {
-            let before = entries();
-            poll_stream(STREAM);
-            let is_alone = entries() == before && !may_release();
-            self.0.store(is_alone, Ordering::Relaxed);
-            Outcome::Done
-        }
-    }
-
-    /// No stream.
-    const STREAM: Order = Order::Stream(u64::MAX);
-
-    /// What releases something may hold locks that the other release needs.
-    #[test]
-    fn no_release_begins_inside_of_another() {
-        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_alone = Arc::<AtomicBool>::default();
-        defer(Box::new(Looks(Arc::clone(&was_alone))));
-        defer_in_order(STREAM, Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-        poll();
-        assert!(was_alone.load(Ordering::Relaxed));
-        assert_eq!(entries(), 0, "the other one comes afterwards");
-    }
-}
+mod tests;
