@@ -28,9 +28,12 @@ const MAGIC: u32 = 0x7369_6d65;
 struct Shared {
     /// Identifies the event; a slot is reused for later events.
     identity: AtomicU64,
-    /// Number of records submitted, and the latest one reached.
+    /// Number of records submitted, and the latest one reached. Never reset: work that was submitted with a former event
+    /// of the slot still counts in them.
     recorded: AtomicU64,
     done: AtomicU64,
+    /// The records of former events.
+    former: AtomicU64,
     /// Changes whenever `done` does.
     changed: AtomicU32,
 }
@@ -53,9 +56,21 @@ impl Page {
 pub(crate) struct Slot {
     page: Arc<Page>,
     index: usize,
+    identity: u64,
 }
 
 impl Slot {
+    /// The slot as the event in it now has it.
+    fn new(page: Arc<Page>, index: usize) -> Self {
+        let mut slot = Self {
+            page,
+            index,
+            identity: 0,
+        };
+        slot.identity = slot.shared().identity.load(Ordering::SeqCst);
+        slot
+    }
+
     fn shared(&self) -> &Shared {
         let address = self.page.0.base() as usize + self.index * size_of::<Shared>();
         let place = std::ptr::with_exposed_provenance::<Shared>(address);
@@ -73,13 +88,23 @@ impl Slot {
         }
     }
 
-    /// The latest record by any process.
+    /// The latest record by any process. None of an event whose slot has another one, as its records were reached.
     pub(crate) fn latest(&self) -> Option<Signal> {
-        let ticket = self.shared().recorded.load(Ordering::SeqCst);
-        (ticket > 0).then(|| Signal {
+        let shared = self.shared();
+        let ticket = shared.recorded.load(Ordering::SeqCst);
+        let is_of_event = ticket > shared.former.load(Ordering::SeqCst)
+            && shared.identity.load(Ordering::SeqCst) == self.identity;
+        is_of_event.then(|| Signal {
             slot: self.clone(),
             ticket,
         })
+    }
+
+    /// Whether every record was reached, by every process.
+    fn is_settled(&self) -> bool {
+        let shared = self.shared();
+        let recorded = shared.recorded.load(Ordering::SeqCst);
+        shared.done.load(Ordering::SeqCst) >= recorded
     }
 }
 
@@ -143,17 +168,25 @@ impl Slots {
     }
 
     fn take(&mut self, identity: u64) -> Answer<Slot> {
-        let index = self.free.pop().unwrap_or(self.next);
+        let page = Arc::clone(&self.page);
+        let slot = |index| Slot {
+            page: Arc::clone(&page),
+            index,
+            identity,
+        };
+        // An event may be destroyed while a stream has to record it.
+        let mut free = self.free.iter();
+        let free = free.rposition(|&index| slot(index).is_settled());
+        let index = free.map_or(self.next, |at| self.free.remove(at));
         if index >= SLOTS {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
+        let slot = slot(index);
         self.next = self.next.max(index + 1);
-        let page = Arc::clone(&self.page);
-        let slot = Slot { page, index };
         let shared = slot.shared();
+        let former = shared.recorded.load(Ordering::SeqCst);
+        shared.former.store(former, Ordering::SeqCst);
         shared.identity.store(identity, Ordering::SeqCst);
-        shared.recorded.store(0, Ordering::SeqCst);
-        shared.done.store(0, Ordering::SeqCst);
         Ok(slot)
     }
 }
@@ -197,9 +230,8 @@ impl Handle {
             return None;
         }
         let page = Page::of_file(&file).ok()?;
-        let slot = Slot { page, index };
-        let identity = slot.shared().identity.load(Ordering::SeqCst);
-        (identity == self.identity).then_some(slot)
+        let slot = Slot::new(page, index);
+        (slot.identity == self.identity).then_some(slot)
     }
 }
 
@@ -237,7 +269,7 @@ impl State {
             process: std::process::id(),
             descriptor: slots.file.number_in_handles(),
             index: slot.index as u32,
-            identity: slot.shared().identity.load(Ordering::SeqCst),
+            identity: slot.identity,
         };
         Ok(handle.write())
     }
@@ -284,6 +316,28 @@ mod tests {
         first.reach();
         assert!(second.is_reached(), "it does not go back");
         assert!(slot.latest().is_some_and(|latest| latest.is_same(&second)));
+    }
+
+    #[test]
+    fn a_slot_is_reused_when_all_its_records_are_reached() {
+        let mut slots = Slots::new().expect("memory");
+        let former = slots.take(1).expect("a place");
+        // As another process has it.
+        let opened = Slot::new(Arc::clone(&former.page), former.index);
+        let (first, second) = (former.record(), opened.record());
+        slots.free.push(former.index);
+        first.reach();
+        let other = slots.take(2).expect("a place");
+        assert_ne!(other.index, former.index);
+        second.reach();
+        let next = slots.take(3).expect("a place");
+        assert_eq!(next.index, former.index);
+        assert!(next.latest().is_none() && first.is_reached() && second.is_reached());
+        let record = next.record();
+        assert!(opened.latest().is_none(), "it has none of the next event");
+        assert!(!record.is_reached());
+        second.reach();
+        assert!(!record.is_reached());
     }
 
     #[test]

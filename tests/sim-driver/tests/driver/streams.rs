@@ -113,6 +113,60 @@ fn a_wait_is_for_the_record_that_was_there() {
     cu!(cuStreamDestroy_v2(b));
 }
 
+/// Measured: an interprocess event may be destroyed before its record is reached (`ipc_events.ends destroyed while
+/// pending` in `probe-h200.txt`).
+#[test]
+fn a_record_of_a_destroyed_event_is_of_no_later_one() {
+    let _turn = turn();
+    let (a, b) = (stream(), stream());
+    let gate = Gate::hold(a);
+    gate.wait();
+    // Has its turn after that of `a`.
+    let next = Gate::hold(b);
+    let first: CUevent = handle!(cuEventCreate(_, 6));
+    assert_eq!(cu!(cuEventRecord(first, a)), OK);
+    assert_eq!(cu!(cuEventDestroy_v2(first)), OK);
+    let second: CUevent = handle!(cuEventCreate(_, 6));
+    assert_eq!(cu!(cuEventQuery(second)), OK, "never recorded");
+    assert_eq!(cu!(cuEventRecord(second, b)), OK);
+    gate.open();
+    synchronise(a);
+    assert_eq!(cu!(cuEventQuery(second)), NOT_READY);
+    next.open();
+    synchronise(b);
+    assert_eq!(cu!(cuEventQuery(second)), OK);
+    cu!(cuEventDestroy_v2(second));
+    cu!(cuStreamDestroy_v2(a));
+    cu!(cuStreamDestroy_v2(b));
+}
+
+/// As above, for a wait.
+#[test]
+fn a_wait_for_a_destroyed_event_ends() {
+    let _turn = turn();
+    let (a, b) = (stream(), stream());
+    let gate = Gate::hold(a);
+    gate.wait();
+    let next = Gate::hold(b);
+    let first: CUevent = handle!(cuEventCreate(_, 6));
+    assert_eq!(cu!(cuEventRecord(first, a)), OK);
+    assert_eq!(cu!(cuStreamWaitEvent(b, first, 0)), OK);
+    assert_eq!(cu!(cuEventDestroy_v2(first)), OK);
+    gate.open();
+    synchronise(a);
+    // The place of the first one, whose record is reached and not yet waited for.
+    let second: CUevent = handle!(cuEventCreate(_, 6));
+    assert_eq!(cu!(cuEventQuery(second)), OK, "never recorded");
+    next.open();
+    synchronise(b);
+    assert_eq!(cu!(cuEventRecord(second, b)), OK);
+    synchronise(b);
+    assert_eq!(cu!(cuEventQuery(second)), OK);
+    cu!(cuEventDestroy_v2(second));
+    cu!(cuStreamDestroy_v2(a));
+    cu!(cuStreamDestroy_v2(b));
+}
+
 #[test]
 fn a_destroyed_stream_finishes_its_work() {
     let _turn = turn();
