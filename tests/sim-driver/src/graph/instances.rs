@@ -154,7 +154,9 @@ impl State {
         flags: c_ulonglong,
         known: c_ulonglong,
     ) -> Result<ExecId, Refused> {
-        if flags & !known != 0 {
+        // Documented: a graph that devices launch is not freed at a launch.
+        let excluded = AUTO_FREE | DEVICE_LAUNCH;
+        if flags & !known != 0 || flags & excluded == excluded {
             return Err(INVALID_VALUE.into());
         }
         self.current()?;
@@ -263,7 +265,7 @@ exports! {
         let mut state = state()?;
         let (id, _) = state.named_graph(graph)?;
         state.refuse_while_recording()?;
-        let exec = state.instantiate(id, flags, AUTO_FREE | NODE_PRIORITY);
+        let exec = state.instantiate(id, flags, AUTO_FREE | DEVICE_LAUNCH | NODE_PRIORITY);
         out.write(to_handle(exec.map_err(|refused| refused.code)?))
     }
 

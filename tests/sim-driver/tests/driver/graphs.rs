@@ -170,3 +170,54 @@ fn host_functions_and_copies_run_in_the_order_of_the_graph() {
     destroy(exec, graph);
     cu!(cuStreamDestroy_v2(a));
 }
+
+/// What both functions answer that make an instance.
+fn answers(graph: CUgraph, flags: u64) -> [CUresult; 2] {
+    let mut exec = std::ptr::null_mut();
+    let mut parameters = CUDA_GRAPH_INSTANTIATE_PARAMS {
+        flags,
+        ..CUDA_GRAPH_INSTANTIATE_PARAMS::default()
+    };
+    let by_flags = cu!(cuGraphInstantiateWithFlags(&raw mut exec, graph, flags));
+    if by_flags == OK {
+        assert_eq!(cu!(cuGraphExecDestroy(exec)), OK);
+    }
+    let by_parameters = cu!(cuGraphInstantiateWithParams(
+        &raw mut exec,
+        graph,
+        &raw mut parameters
+    ));
+    if by_parameters == OK {
+        assert_eq!(cu!(cuGraphExecDestroy(exec)), OK);
+    }
+    [by_flags, by_parameters]
+}
+
+/// Documented: both functions have the flag for launches by devices, which excludes the one that frees memory at a
+/// launch. What graphs it takes was measured (`graph_calls.odd device launch` in `probe-h100.txt`).
+#[test]
+fn instances_for_devices_have_no_memory_of_their_own() {
+    let _turn = turn();
+    let stream = stream();
+    let x: CUdeviceptr = get!(cuMemAlloc_v2(_, 64));
+    begin(stream, 2);
+    assert_eq!(cu!(cuMemsetD8Async(x, 1, 64, stream)), OK);
+    let memset = end(stream);
+    begin(stream, 2);
+    let own = alloc_in(stream, 64);
+    free(own, stream);
+    let memory = end(stream);
+    for (graph, flags, expected) in [
+        (memset, 4, OK),
+        (memset, 5, INVALID_VALUE),
+        (memory, 4, INVALID_VALUE),
+        (memory, 5, INVALID_VALUE),
+        (memory, 1, OK),
+    ] {
+        assert_eq!(answers(graph, flags), [expected; 2], "flags {flags}");
+    }
+    assert_eq!(cu!(cuGraphDestroy(memset)), OK);
+    assert_eq!(cu!(cuGraphDestroy(memory)), OK);
+    assert_eq!(cu!(cuMemFree_v2(x)), OK);
+    cu!(cuStreamDestroy_v2(stream));
+}
