@@ -396,6 +396,8 @@ exports! {
             return state.record_external(id, event, true);
         }
         let recorded = state.event(event)?.last();
+        // Before the wait, which could make the legacy stream part of the capture that forbids it.
+        state.refuse_implicit(id)?;
         if state.wait_in_capture(id, from_handle(event), recorded.is_some())? {
             return Ok(());
         }

@@ -221,3 +221,23 @@ fn instances_for_devices_have_no_memory_of_their_own() {
     assert_eq!(cu!(cuMemFree_v2(x)), OK);
     cu!(cuStreamDestroy_v2(stream));
 }
+
+/// Documented: while a blocking stream is captured, any use of the legacy stream is invalid.
+#[test]
+fn the_legacy_stream_cannot_join_a_capture() {
+    let _turn = turn();
+    let (blocking, event): (CUstream, _) = (handle!(cuStreamCreate(_, 0)), event());
+    begin(blocking, 2);
+    assert_eq!(cu!(cuEventRecord(event, blocking)), OK);
+    let refused = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    let null = std::ptr::null_mut();
+    assert_eq!(cu!(cuStreamWaitEvent(null, event, 0)), refused);
+    let mut graph = std::ptr::null_mut();
+    assert_eq!(
+        cu!(cuStreamEndCapture(blocking, &raw mut graph)),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    );
+    assert_eq!(cu!(cuMemsetD8Async(0, 0, 0, null)), OK, "it is free again");
+    cu!(cuEventDestroy_v2(event));
+    cu!(cuStreamDestroy_v2(blocking));
+}
