@@ -5,6 +5,7 @@ use std::ffi::c_uint;
 
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
+use crate::buffer_id::BufferId;
 use crate::clock::Point;
 use crate::context::ContextId;
 use crate::direct;
@@ -44,6 +45,7 @@ impl Kind {
 /// Memory outside the pools.
 #[derive(Debug)]
 pub(crate) struct Allocation {
+    pub(crate) id: BufferId,
     pub(crate) size: u64,
     pub(crate) context: ContextId,
     pub(crate) device: usize,
@@ -114,6 +116,7 @@ impl State {
             }
         };
         let allocation = Allocation {
+            id: BufferId::next(),
             size,
             context,
             device,
@@ -140,6 +143,7 @@ impl State {
     ) {
         let kind = context.map_or(Kind::Managed, |_| Kind::Device);
         let allocation = Allocation {
+            id: BufferId::next(),
             size,
             context: context.unwrap_or_default(),
             device,

@@ -8,6 +8,7 @@ use cuda_driver_sys::{
 };
 
 use crate::alloc::{Kind, free_waiting, wait_for_streams_of};
+use crate::buffer_id::BufferId;
 use crate::context::ContextId;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::sanitizer::Access;
@@ -24,6 +25,7 @@ const NOT_REGISTERED: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
 /// Memory of the program that devices can access.
 #[derive(Debug)]
 pub(crate) struct Registration {
+    pub(crate) id: BufferId,
     pub(crate) size: u64,
     pub(crate) context: ContextId,
     pub(crate) device: usize,
@@ -64,6 +66,7 @@ impl State {
             return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         }
         let registration = Registration {
+            id: BufferId::next(),
             size,
             context,
             device,

@@ -28,6 +28,7 @@
 mod abi;
 mod alloc;
 mod attributes;
+mod buffer_id;
 mod callback;
 mod clock;
 mod configuration;

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use cuda_driver_sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute, CUresult};
 
 use crate::alloc::Kind;
+use crate::buffer_id::BufferId;
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::state::{State, state, to_handle};
 
@@ -17,6 +18,7 @@ const DEVICE: c_uint = 2;
 /// All attributes of one address.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
+    id: BufferId,
     address: u64,
     start: u64,
     size: u64,
@@ -43,6 +45,7 @@ struct Facts {
 
 /// The result of the plural query for memory unknown to the driver.
 const NOTHING: Facts = Facts {
+    id: BufferId::NONE,
     address: 0,
     start: 0,
     size: 0,
@@ -77,6 +80,7 @@ impl State {
                 && !allocation.is_variable
                 && self.configuration.has_legacy_sharing();
             return Some(Facts {
+                id: allocation.id,
                 address,
                 start,
                 size: allocation.size,
@@ -95,6 +99,7 @@ impl State {
         if let Some((start, found)) = self.registration(address) {
             // A guess: like pinned memory.
             return Some(Facts {
+                id: found.id,
                 address,
                 start,
                 size: found.size,
@@ -109,13 +114,14 @@ impl State {
         if let Some(facts) = self.mapped_facts(address) {
             return Some(facts);
         }
-        if let Some((id, imported, start, size)) = self.imported_block(address) {
+        if let Some((id, imported, start, block)) = self.imported_block(address) {
             let device = imported.device.unwrap_or(0);
             let is_host = imported.device.is_none();
             return Some(Facts {
+                id: block.id,
                 address,
                 start,
-                size,
+                size: block.size,
                 memory_type: if is_host { HOST } else { DEVICE },
                 device: c_int::try_from(device).unwrap_or(NO_DEVICE),
                 pool: id,
@@ -125,11 +131,12 @@ impl State {
                 ..NOTHING
             });
         }
-        if let Some((start, size, device)) = self.live_graph_block(address) {
+        if let Some((start, block, device)) = self.live_graph_block(address) {
             return Some(Facts {
+                id: block.id,
                 address,
                 start,
-                size,
+                size: block.size,
                 memory_type: DEVICE,
                 device: c_int::try_from(device).unwrap_or(NO_DEVICE),
                 is_graph: true,
@@ -141,15 +148,16 @@ impl State {
             let context = self.context(current)?;
             Ok(context.device)
         });
-        let (id, _) = self.pool_at(address)?;
-        let pool = self.pools.get_mut(&id)?;
+        let (pool_id, _) = self.pool_at(address)?;
+        let pool = self.pools.get_mut(&pool_id)?;
         let base = pool.base();
-        let (start, size, is_sync) = pool
+        let (start, id, size, is_sync) = pool
             .space
             .block(address - base)
-            .map(|(start, block)| (base + start, block.size, block.is_sync))?;
+            .map(|(start, block)| (base + start, block.id, block.size, block.is_sync))?;
         let device = pool.device.unwrap_or(0);
         Some(Facts {
+            id,
             address,
             start,
             size,
@@ -157,7 +165,7 @@ impl State {
             memory_type: if pool.is_host() { HOST } else { DEVICE },
             is_managed: pool.properties.is_managed(),
             device: c_int::try_from(device).unwrap_or(NO_DEVICE),
-            pool: id,
+            pool: pool_id,
             handle_types: pool.properties.handle_types.into(),
             is_legacy_ipc: false,
             is_direct: false,
@@ -183,6 +191,7 @@ impl State {
         let found = self.mapped_at(address, current.ok())?;
         let (start, size) = found.reservation;
         Some(Facts {
+            id: found.id,
             address,
             start,
             size,
@@ -257,8 +266,8 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         5 if facts.is_graph => out.write(0_u64),
         5 if facts.memory_type == DEVICE => Ok(()),
         6 => flag(facts.is_sync || facts.is_graph),
-        // Each allocation has its own number: no two live ones share an address.
-        7 | 20 => out.write(facts.start),
+        7 => out.write(facts.id.get()),
+        20 => out.write(facts.start),
         8 => flag(facts.is_managed),
         9 => out.write(facts.device),
         10 => flag(facts.is_legacy_ipc),

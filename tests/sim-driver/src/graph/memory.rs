@@ -331,9 +331,10 @@ impl State {
     }
 
     /// Start, size and device of a live block of graph memory.
-    pub(crate) fn live_graph_block(&self, address: u64) -> Option<(u64, u64, usize)> {
-        let (start, block) = self.graphs.memory.block(address)?;
-        block.is_live().then_some((start, block.size, block.device))
+    pub(crate) fn live_graph_block(&self, address: u64) -> Option<(u64, &Block, usize)> {
+        let (start, found) = self.graphs.memory.block(address)?;
+        let life = found.life.as_ref()?;
+        Some((start, &life.block, found.device))
     }
 
     /// Releases addresses that nothing can refer to any more.

@@ -98,11 +98,11 @@ impl State {
     }
 
     /// Pool, start and size of the imported block that contains an address.
-    pub(crate) fn imported_block(&self, address: u64) -> Option<(PoolId, &Imported, u64, u64)> {
+    pub(crate) fn imported_block(&self, address: u64) -> Option<(PoolId, &Imported, u64, &Block)> {
         let (id, pool) = self.imported_at(address)?;
         let base = pool.mapping.base();
         let (start, block) = pool.pointers.range(..=address - base).next_back()?;
-        (address < base + start + block.size).then_some((id, pool, base + start, block.size))
+        (address < base + start + block.size).then_some((id, pool, base + start, block))
     }
 
     /// Frees an imported pointer, in stream order or by the host; `None` if the address is not in an imported pool.
@@ -145,14 +145,14 @@ impl State {
             (false, true) => Place::Device,
             (_, false) => return Some(Err(INVALID_VALUE)),
         };
-        let Some((_, _, start, size)) = self.imported_block(address) else {
+        let Some((_, _, start, _)) = self.imported_block(address) else {
             sanitizer::access_after_free(&mut self.reports, access, None);
             return Some(Err(INVALID_VALUE));
         };
         let pool = self.sharing.imported.get_mut(&id)?;
         let block = pool.pointers.get_mut(&(start - pool.mapping.base()))?;
         sanitizer::access(&mut self.reports, &self.clocks, start, block, access);
-        let is_inside = address + access.len <= start + size;
+        let is_inside = address + access.len <= start + block.size;
         Some(if is_inside {
             Ok(place)
         } else {

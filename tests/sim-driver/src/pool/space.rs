@@ -7,12 +7,14 @@ use rustc_hash::FxHashMap;
 
 use super::fit::Plan;
 use super::runs::Runs;
+use crate::buffer_id::BufferId;
 use crate::clock::{Clocks, Point, StreamId};
 use crate::queue::Mark;
 
 /// A live block.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
+    pub(crate) id: BufferId,
     /// Requested bytes.
     pub(crate) size: u64,
     /// Occupied bytes: `size` rounded up to the granule.
@@ -28,6 +30,7 @@ impl Block {
     /// A block of another process. No stream here allocated it, so its allocation counts as done.
     pub(crate) fn imported(size: u64) -> Self {
         Self {
+            id: BufferId::next(),
             size,
             len: size,
             allocated: Point { stream: 0, time: 0 },
@@ -39,6 +42,7 @@ impl Block {
     /// A block outside any pool.
     pub(crate) fn new(size: u64, allocated: Point) -> Self {
         Self {
+            id: BufferId::next(),
             size,
             len: size,
             allocated,
@@ -271,6 +275,7 @@ impl Space {
             }
         }
         let block = Block {
+            id: BufferId::next(),
             size,
             len,
             allocated,

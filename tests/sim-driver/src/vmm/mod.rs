@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 use cuda_driver_sys::{CUmemAllocationProp, CUresult};
 
+use crate::buffer_id::BufferId;
 use crate::clock::Point;
 use crate::configuration::Configuration;
 use crate::export::{Answer, Export, INVALID_VALUE};
@@ -85,6 +86,7 @@ unsafe impl Send for Properties {}
 /// A mapping of physical memory.
 #[derive(Debug)]
 struct View {
+    id: BufferId,
     len: u64,
     physical: PhysicalId,
     place: Place,
@@ -111,6 +113,7 @@ impl View {
 /// The mapping that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
+    pub(crate) id: BufferId,
     /// Start and size of the mapping, and of its reservation.
     pub(crate) range: (u64, u64),
     pub(crate) reservation: (u64, u64),
@@ -137,6 +140,7 @@ impl State {
         let (_, reservation) = self.vmm.reservations.range(..=address).next_back()?;
         let physical = self.vmm.physicals.get(&view.physical)?;
         Some(Mapped {
+            id: view.id,
             range: (start, view.len),
             reservation: (reservation.base(), reservation.len()),
             device: view.place.device(),

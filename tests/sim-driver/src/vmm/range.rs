@@ -10,6 +10,7 @@ use cuda_sim_support::page::host_page;
 
 use super::place::is_host;
 use super::{Addresses, Bytes, PhysicalId, Place, READ, READ_AND_WRITE, View, granularity};
+use crate::buffer_id::BufferId;
 use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
@@ -99,6 +100,7 @@ impl State {
             physical.pieces.place(start)?;
         }
         let view = View {
+            id: BufferId::next(),
             len: len as u64,
             physical: handle,
             place,

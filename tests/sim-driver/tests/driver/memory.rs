@@ -129,3 +129,37 @@ fn a_free_may_take_what_the_other_kind_of_allocation_gave() {
     assert_eq!(control().reports(), Vec::<String>::new());
     assert_eq!(control().live().allocations, 0);
 }
+
+/// Documented: the ID of a buffer is unique over the lifetime of the process.
+#[test]
+fn a_later_buffer_has_another_id() {
+    let fixture = Fixture::new();
+    let id = |address: CUdeviceptr| {
+        let mut id = 0_u64;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+        let place = (&raw mut id).cast();
+        assert_eq!(cu!(cuPointerGetAttribute(place, attribute, address)), OK);
+        id
+    };
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        let plain: CUdeviceptr = get!(cuMemAlloc_v2(_, 64));
+        ids.push(id(plain));
+        assert_eq!(id(plain + 8), id(plain));
+        assert_eq!(cu!(cuMemFree_v2(plain)), OK);
+        let block = fixture.alloc(64);
+        ids.push(id(block));
+        assert_eq!(id(block + 8), id(block));
+        fixture.free(block);
+        let mut own = [0_u64; 64];
+        let place = own.as_mut_ptr().cast();
+        assert_eq!(cu!(cuMemHostRegister_v2(place, 512, 0)), OK);
+        ids.push(id(place.expose_provenance() as u64));
+        assert_eq!(cu!(cuMemHostUnregister(place)), OK);
+    }
+    let all = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), all);
+    assert!(!ids.contains(&0));
+}
