@@ -122,9 +122,14 @@ impl State {
         self.orphan_streams(id);
         self.end_modules_of(id);
         self.sharing.end_context(id);
-        for event in self.events.values_mut() {
-            event.is_orphan |= event.context == id;
-        }
+        let (events, orphaned) = (&mut self.events, &mut self.orphaned_events);
+        events.retain(|&event, it| {
+            let is_orphan = it.context == id;
+            if is_orphan {
+                orphaned.insert(event, id);
+            }
+            !is_orphan
+        });
         self.free_allocations_of(id);
         self.end_registrations_of(id);
     }
@@ -384,5 +389,37 @@ exports! {
         least.write_if_wanted(*crate::stream::PRIORITIES.end());
         greatest.write_if_wanted(*crate::stream::PRIORITIES.start());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::configuration::Configuration;
+    use crate::device;
+    use crate::event::Event;
+    use crate::stream::Kind;
+
+    #[test]
+    fn a_destroyed_context_leaves_handles_only() {
+        let configuration = Configuration::get();
+        crate::state::initialise(configuration, device::visible(configuration, None));
+        let mut state = state().expect("initialised");
+        let gone = Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        for _ in 0..3 {
+            let context = state.new_handle(HandleKind::Context);
+            state.add_context(context, 0, false, 0);
+            let stream = state
+                .add_stream(context, Kind::Explicit, 0, 0)
+                .expect("a context");
+            state.legacy(context).expect("a context");
+            let event = state.new_handle(HandleKind::Event);
+            let slot = state.new_slot(context, event).expect("memory");
+            state.events.insert(event, Event::opened(context, slot));
+            state.end_context(context);
+            assert!(state.streams.is_empty() && state.events.is_empty());
+            assert_eq!(state.stream(stream).map(|_| ()), gone);
+            assert_eq!(state.event(to_handle(event)).map(|_| ()), gone);
+        }
     }
 }

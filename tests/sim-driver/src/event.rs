@@ -25,8 +25,6 @@ const KNOWN_FLAGS: c_uint = 7;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: ContextId,
-    /// Whether its context was destroyed.
-    pub(crate) is_orphan: bool,
     flags: c_uint,
     /// The last record in this process; `None` counts as reached.
     recorded: Option<Recorded>,
@@ -54,7 +52,6 @@ impl Event {
         };
         Self {
             context,
-            is_orphan: false,
             flags: DISABLE_TIMING | INTERPROCESS,
             recorded: None,
             shared: Some(shared),
@@ -93,14 +90,17 @@ pub(crate) struct Recorded {
 
 impl State {
     pub(crate) fn event(&self, handle: CUevent) -> Answer<&Event> {
-        match self.events.get(&from_handle(handle)) {
+        let id = from_handle(handle);
+        if let Some(event) = self.events.get(&id) {
+            return Ok(event);
+        }
+        match self.orphaned_events.get(&id) {
             None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
             // Measured: the result changes when the primary context is retained again.
-            Some(event) if event.is_orphan => match self.context(event.context) {
+            Some(context) => match self.context(*context) {
                 Ok(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
                 Err(code) => Err(code),
             },
-            Some(event) => Ok(event),
         }
     }
 
@@ -196,7 +196,7 @@ exports! {
             let slot = state.new_slot(context, id)?;
             Some(Shared { slot, is_opened: false, own: None })
         };
-        let event = Event { context, is_orphan: false, flags, recorded: None, shared };
+        let event = Event { context, flags, recorded: None, shared };
         state.events.insert(id, event);
         out.write(to_handle(id))
     }
@@ -209,6 +209,7 @@ exports! {
         {
             state.end_slot(event.context, slot);
         }
+        state.orphaned_events.remove(&from_handle(event));
         state.forget_captured_event(from_handle(event));
         answer
     }

@@ -84,12 +84,7 @@ impl State {
                     .filter(|stream| stream.kind == Kind::Explicit && stream.life == Life::Usable)
                     .count(),
             ),
-            events: count(
-                self.events
-                    .values()
-                    .filter(|event| !event.is_orphan)
-                    .count(),
-            ),
+            events: count(self.events.len()),
             pools: count(explicit_pools.count() + imported().count()),
             allocations: count(device.len() + pool_blocks.sum::<usize>() + pointers().count()),
             bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>() + imported_bytes,

@@ -41,6 +41,9 @@ pub(crate) struct State {
     /// Handles of destroyed contexts; a primary one may be live again.
     pub(crate) ended_contexts: FxHashSet<ContextId>,
     pub(crate) streams: FxHashMap<StreamId, Stream>,
+    /// Handles of streams and events whose contexts were destroyed: the program may still name them.
+    pub(crate) orphaned_streams: FxHashSet<StreamId>,
+    pub(crate) orphaned_events: FxHashMap<EventId, ContextId>,
     /// Streams that threads wait for, once per thread.
     pub(crate) waited_for: Vec<StreamId>,
     pub(crate) clocks: Clocks,
@@ -80,6 +83,8 @@ pub(crate) fn initialise(configuration: &'static Configuration, devices: Vec<Dev
         contexts: BTreeMap::new(),
         ended_contexts: FxHashSet::default(),
         streams: FxHashMap::default(),
+        orphaned_streams: FxHashSet::default(),
+        orphaned_events: FxHashMap::default(),
         waited_for: Vec::new(),
         clocks: Clocks::default(),
         events: FxHashMap::default(),

@@ -38,7 +38,7 @@ pub(crate) enum Life {
     Usable,
     /// Destroyed by the program; the queue may still drain.
     Destroyed,
-    /// Its context was destroyed.
+    /// Its context was destroyed; kept while the queue drains.
     Orphaned,
 }
 
@@ -62,7 +62,7 @@ impl Stream {
 }
 
 impl State {
-    fn add_stream(
+    pub(crate) fn add_stream(
         &mut self,
         context: ContextId,
         kind: Kind,
@@ -124,7 +124,7 @@ impl State {
     pub(crate) fn stream(&self, id: StreamId) -> Answer<&Stream> {
         match self.streams.get(&id) {
             Some(stream) if stream.life == Life::Usable => Ok(stream),
-            Some(stream) if stream.life == Life::Orphaned => {
+            _ if self.orphaned_streams.contains(&id) => {
                 Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
             }
             _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
@@ -201,7 +201,8 @@ impl State {
             ..
         } = self;
         streams.retain(|id, stream| {
-            let done = stream.life == Life::Destroyed && stream.queue.is_idle();
+            let done = stream.life != Life::Usable && stream.queue.is_idle();
+            // The end of a context synchronises with its streams.
             let gone = done && clocks.is_synchronised(clocks.now(*id));
             if gone {
                 pools.values_mut().for_each(|pool| {
@@ -263,6 +264,10 @@ impl State {
                 stream.life = Life::Orphaned;
                 pasts.push(self.clocks.past(*id));
                 self.clocks.retire(*id);
+                // Only streams created by the program can be named again, and return that the context is destroyed.
+                if stream.kind == Kind::Explicit {
+                    self.orphaned_streams.insert(*id);
+                }
             }
         }
         // The context's destruction waited for its work.
@@ -271,9 +276,6 @@ impl State {
         }
         self.free_what_was_left();
         self.forget_streams();
-        // Only streams created by the program can be named again, and return that the context is destroyed.
-        self.streams
-            .retain(|_, stream| stream.life != Life::Orphaned || stream.kind == Kind::Explicit);
     }
 }
 
@@ -360,7 +362,7 @@ exports! {
             Ok(_) => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
             Err(code) => {
                 if code == CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED {
-                    state.streams.remove(&id);
+                    state.orphaned_streams.remove(&id);
                 }
                 return Err(code);
             }

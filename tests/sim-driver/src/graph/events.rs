@@ -68,7 +68,9 @@ impl State {
     /// Whether the events of all these operations still exist. A real driver crashes if they do not.
     pub(super) fn has_events<'a>(&self, mut ops: impl Iterator<Item = &'a Op>) -> bool {
         ops.all(|op| match op {
-            Op::Record(event) | Op::Wait(event) => self.events.contains_key(event),
+            Op::Record(event) | Op::Wait(event) => {
+                self.events.contains_key(event) || self.orphaned_events.contains_key(event)
+            }
             _ => true,
         })
     }
