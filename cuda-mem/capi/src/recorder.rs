@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cuda_mem::base::is_forked;
@@ -34,34 +34,51 @@ const LONGEST_FRAMES: usize = 8192;
 /// A [`Frames`]; null for none.
 static FRAMES: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Calls of it that have not returned.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// Changes twice with each replacement, so that calls of the next function are not waited for.
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls that have not returned, of even and of odd generations.
+static CALLS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// From now on recorders of this library ask `frames` where a request comes from; null for no more. Waits until no call of the
 /// function before is under way, so do not call it from such a function, nor with a lock that it needs.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudamem_recorder_frames_with(frames: Frames) {
+    static REPLACING: Mutex<()> = Mutex::new(());
     let frames = frames.map_or(std::ptr::null_mut(), |frames| frames as *mut ());
-    FRAMES.store(frames, Ordering::SeqCst);
-    while CALLS.load(Ordering::SeqCst) > 0 && !is_forked() {
-        std::thread::sleep(Duration::from_micros(100));
+    // The calls of a fork, and who holds the lock, are the parent's.
+    if is_forked() {
+        FRAMES.store(frames, Ordering::SeqCst);
+        return;
+    }
+    let _one_at_a_time = REPLACING.lock().unwrap_or_else(PoisonError::into_inner);
+    if FRAMES.swap(frames, Ordering::SeqCst) == frames {
+        return;
+    }
+    // Twice: a call may have taken its generation long before it counts itself and reads the function.
+    for _ in 0..2 {
+        let generation = GENERATION.fetch_add(1, Ordering::SeqCst);
+        while CALLS[generation % 2].load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
-/// A call that has not returned.
-struct Call;
+/// A call that has not returned, by its count.
+struct Call(&'static AtomicUsize);
 
 impl Call {
     fn begin() -> Self {
+        let count = &CALLS[GENERATION.load(Ordering::SeqCst) % 2];
         // Before the function is read: what replaces it then waits for this call.
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        Self
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -317,4 +334,62 @@ pub unsafe extern "C" fn cudamem_recorder_release(recorder: *mut Recorder) {
         drop(unsafe { Arc::from_raw(recorder.cast_const()) });
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    /// Calls of the functions below so far.
+    static ENTERED: Mutex<u64> = Mutex::new(0);
+    static CHANGED: Condvar = Condvar::new();
+    static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+    /// Returns when another call is under way, so that one always is.
+    unsafe extern "C" fn overlapping(_: *mut c_char, _: usize) -> usize {
+        let mut entered = ENTERED.lock().expect("no panics");
+        *entered += 1;
+        let mine = *entered;
+        CHANGED.notify_all();
+        while *entered == mine && !IS_OVER.load(Ordering::Relaxed) {
+            entered = CHANGED.wait(entered).expect("no panics");
+        }
+        0
+    }
+
+    /// Another function that does the same.
+    unsafe extern "C" fn successor(text: *mut c_char, size: usize) -> usize {
+        // SAFETY: the caller's promise.
+        unsafe { overlapping(text, size) }
+    }
+
+    #[test]
+    fn frames_are_replaced_while_calls_overlap() {
+        std::thread::scope(|scope| {
+            cudamem_recorder_frames_with(Some(overlapping));
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !IS_OVER.load(Ordering::Relaxed) {
+                        append_frames(&mut String::new());
+                    }
+                });
+            }
+            let mut entered = ENTERED.lock().expect("no panics");
+            while *entered == 0 {
+                entered = CHANGED.wait(entered).expect("no panics");
+            }
+            drop(entered);
+            cudamem_recorder_frames_with(Some(successor));
+            // There is nothing to wait for.
+            cudamem_recorder_frames_with(Some(successor));
+            let entered = ENTERED.lock().expect("no panics");
+            IS_OVER.store(true, Ordering::Relaxed);
+            drop(entered);
+            CHANGED.notify_all();
+        });
+        cudamem_recorder_frames_with(None);
+    }
 }
