@@ -114,6 +114,10 @@ pub(crate) unsafe fn configure(
     builder: PoolBuilder,
     options: &PoolOptions,
 ) -> Result<MemoryPool, Error> {
+    if options.reserved != 0 {
+        let text = format!("`reserved` is {}; it has to be 0", options.reserved);
+        return Err(invalid(text));
+    }
     let mut builder = builder.release_threshold(threshold(options.release_threshold));
     if options.max_bytes > 0 {
         builder = builder.max_size(options.max_bytes);

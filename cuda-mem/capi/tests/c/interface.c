@@ -109,6 +109,9 @@ static void mistakes(void) {
     cudamem_pool_options_init(&options, sizeof options);
     options.reuse = 8;
     REFUSED(INVALID_VALUE, "`reuse` is 8", cudamem_pool_create(0, &options, &resource));
+    cudamem_pool_options_init(&options, sizeof options);
+    options.reserved = 1;
+    REFUSED(INVALID_VALUE, "`reserved` is 1", cudamem_pool_create(0, &options, &resource));
     cudamem_resource_release(NULL);
     WANT(cudamem_resource_retain(NULL) == NULL);
     WANT(strcmp(cudamem_status_name(CUDAMEM_STATUS_OUT_OF_MEMORY), "out of memory") == 0);
