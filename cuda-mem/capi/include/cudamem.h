@@ -588,7 +588,8 @@ cudamem_status cudamem_stream_wait(int device, struct CUstream_st *stream, struc
  name ends in .gz; of a device other than 0 with the number in the name. Only errors are reported on standard error, and
  out of memory only if reports_out_of_memory is 1.
 
- CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools.
+ CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools; CUDAMEM_STATUS_INVALID_VALUE if both record
+ and a recorder in the options are given.
 
  The caller guarantees: options is null or begins with its size, and its recorder is not released; record is null or a zero-terminated string.
  */

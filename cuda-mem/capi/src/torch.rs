@@ -75,7 +75,8 @@ const _: () = assert!(size_of::<TorchStats>() == 96);
 /// name ends in .gz; of a device other than 0 with the number in the name. Only errors are reported on standard error, and
 /// out of memory only if `reports_out_of_memory` is 1.
 ///
-/// CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools.
+/// CUDAMEM_STATUS_IN_USE if this was called before, or the function for pools; CUDAMEM_STATUS_INVALID_VALUE if both `record`
+/// and a recorder in the options are given.
 ///
 /// # Safety
 ///

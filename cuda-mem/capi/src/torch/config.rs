@@ -20,7 +20,7 @@ pub(super) enum Source {
 pub(super) struct Config {
     pub(super) source: Source,
     pub(super) record: Option<PathBuf>,
-    /// Unless there is a path.
+    /// None if there is a path.
     pub(super) recorder: Option<ledger::Recorder>,
     reports_out_of_memory: bool,
 }
@@ -41,6 +41,11 @@ pub(super) unsafe fn configure(
     };
     // Devices are used for the first time later, when the caller may have released it.
     let recorder = std::mem::replace(recorder, std::ptr::null());
+    if record.is_some() && !recorder.is_null() {
+        return Err(invalid(
+            "`record` and a recorder in the options are both given; one of them records",
+        ));
+    }
     // SAFETY: promised by the caller, in the words of the section above.
     let recorder = unsafe { recorder.as_ref() }.map(|recorder| recorder.recorder().clone());
     let config = Config {

@@ -492,6 +492,8 @@ static void recorders(const char *folder) {
     pool_options.recorder = written;
     OK(cudamem_arena_create(0, &arena_options, &arena));
     OK(cudamem_pool_create(0, &pool_options, &pool));
+    REFUSED(INVALID_VALUE, "`record` and a recorder", cudamem_torch_use_arena(&arena_options, file, 0));
+    REFUSED(INVALID_VALUE, "`record` and a recorder", cudamem_torch_use_pool(&pool_options, file, 0));
 
     OK(cudamem_allocate(arena, 1000, 0, 0, stream, &block));
     OK(cudamem_deallocate(arena, block, 1000, 0, 0, stream));
