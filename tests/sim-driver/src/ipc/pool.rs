@@ -29,7 +29,7 @@ pub(crate) struct Backing {
     /// Whether its first export failed for want of any descriptor. Measured: later ones fail too.
     pub(crate) is_broken: bool,
     /// Ranges with exported pointers. Measured: other processes can still read them after the pool released the memory.
-    /// Here the bytes stay until the pool reuses the range or ends.
+    /// Here the bytes stay until the pool reuses any of the range or ends.
     kept: BTreeSet<(u64, u64)>,
 }
 
@@ -49,6 +49,13 @@ impl Backing {
 
     pub(super) fn keep(&mut self, offset: u64, len: u64) {
         self.kept.insert((offset, len));
+    }
+
+    /// The pool has a range for another block.
+    pub(crate) fn reuse(&mut self, offset: u64, len: u64) {
+        let end = offset + len;
+        self.kept
+            .retain(|(start, len)| *start >= end || start + len <= offset);
     }
 
     /// The pool releases a range.

@@ -45,6 +45,9 @@ impl State {
         }
         let allocated = self.clocks.tick(stream);
         pool.space.commit(&plan, size, allocated);
+        if let Some(backing) = pool.mapping.backing() {
+            backing.reuse(plan.start, size);
+        }
         if let Some(device) = pool.device {
             self.devices[device].taken += plan.chunks.len() as u64 * chunk;
         }

@@ -272,3 +272,51 @@ fn a_busy_pool_wastes_little_and_is_quick() {
     assert!(waste < 1.5, "{waste:.3} times what was asked for");
     assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
 }
+
+/// Measured: other processes can read what was exported after the pool released the memory. That is over once the pool
+/// has the range for another block.
+#[cfg(target_os = "linux")]
+#[test]
+fn exported_memory_is_released_once_it_is_reused() {
+    use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let f = Fixture::with(&CUmemPoolProps {
+        handleTypes: kind,
+        ..props()
+    });
+    let mut file = -1;
+    let place = (&raw mut file).cast::<c_void>();
+    let code = cu!(cuMemPoolExportToShareableHandle(place, f.pool, kind, 0));
+    assert_eq!(code, OK);
+    // SAFETY: the export gave this descriptor to the program.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    let bytes_of_file = || {
+        // SAFETY: plain data, for which zero is valid.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, and the place is valid for a write.
+        let code = unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) };
+        assert_eq!(code, 0);
+        status.st_blocks as u64 * 512
+    };
+    let size = 4 * MIB;
+    let use_memory = |is_exported| {
+        let block = f.alloc(size);
+        assert_eq!(cu!(cuMemsetD8Async(block, 1, size as usize, f.stream)), OK);
+        synchronise(f.stream);
+        assert!(bytes_of_file() >= size);
+        if is_exported {
+            let _: CUmemPoolPtrExportData = get!(cuMemPoolExportPointer(_, block));
+        }
+        f.free(block);
+        synchronise(f.stream);
+        trim(f.pool, 0);
+        assert_eq!(reserved(f.pool), 0);
+        (block, bytes_of_file())
+    };
+    let (exported, kept) = use_memory(true);
+    assert!(kept >= size);
+    let (reused, left) = use_memory(false);
+    assert_eq!(reused, exported);
+    assert!(left < size, "{left} bytes");
+}
