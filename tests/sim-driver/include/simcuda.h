@@ -150,6 +150,8 @@ simcuda_result simcuda_annotate_free(uint64_t address, uint64_t bytes, void *str
 
 /* ---- Memory for third parties ------------------------------------------------------------------------------------- */
 
+/* Both answer NOT_SUPPORTED on Windows, where no memory has descriptors. */
+
 /* Whether a third party may pin this range, as for GPUDirect; else INVALID_VALUE. */
 simcuda_result simcuda_check_direct(uint64_t address, uint64_t bytes);
 

@@ -18,3 +18,21 @@ impl State {
         Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }
 }
+
+/// No range may be pinned.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_check_direct(_start: u64, _len: u64) -> CUresult {
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}
+
+/// No memory is in a file with a descriptor. Writes nothing.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_part(
+    _start: u64,
+    _len: u64,
+    _descriptor: *mut c_int,
+    _offset: *mut u64,
+    _part_len: *mut u64,
+) -> CUresult {
+    CUresult::CUDA_ERROR_NOT_SUPPORTED
+}

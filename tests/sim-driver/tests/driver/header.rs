@@ -33,6 +33,17 @@ fn the_header_has_every_function() {
     assert_eq!(names(&header, "simcuda_"), exported);
 }
 
+/// Where third parties cannot map the simulated memory, the library has the same functions.
+#[test]
+fn every_system_has_every_function() {
+    let [there, elsewhere] = ["files", "none"].map(|file| {
+        let path = folder().join(format!("src/direct/{file}.rs"));
+        std::fs::read_to_string(path).expect("a text")
+    });
+    let exported = "extern \"C\" fn simcuda_";
+    assert_eq!(names(&elsewhere, exported), names(&there, exported));
+}
+
 /// Builds a program of C, linked with the simulator.
 fn build(source: &Path, program: &Path) {
     let output = Command::new("cc")
