@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use cuda_sim_support::settings::setting;
 
+use crate::logs;
 use crate::system::SHARED_HANDLE;
 
 /// The settings of a simulation.
@@ -131,7 +132,7 @@ impl Configuration {
         CONFIGURATION.get_or_init(|| {
             let (configuration, complaints) = Self::read(setting);
             for complaint in complaints {
-                eprintln!("cuda-sim: {complaint}");
+                logs::say(complaint);
             }
             configuration
         })

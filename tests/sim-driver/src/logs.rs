@@ -6,6 +6,8 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_uint};
+use std::fmt;
+use std::io::{self, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -40,6 +42,13 @@ static LINES: Mutex<Lines> = Mutex::new(Lines {
 
 fn lines() -> MutexGuard<'static, Lines> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a line to standard error, at once, so that other output cannot split it. Unlike `eprintln`, it does not panic
+/// where nobody reads it any more.
+pub(crate) fn say(text: impl fmt::Display) {
+    let line = format!("cuda-sim: {text}\n");
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Records why this thread's current call is refused with this code.

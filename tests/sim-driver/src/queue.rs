@@ -10,6 +10,7 @@ use cuda_driver_sys::CUresult;
 use crate::callback;
 use crate::export::Answer;
 use crate::ipc::Signal;
+use crate::logs;
 use crate::memory::bytes;
 use crate::module::{BuiltIn, ModelRun};
 use crate::pieces::stay;
@@ -187,7 +188,7 @@ impl Queue {
             let staged = task.staged();
             // Others wait for this position, whatever happens.
             if catch_unwind(AssertUnwindSafe(|| task.run(&program))).is_err() {
-                eprintln!("cuda-sim: work of a stream panicked");
+                logs::say("work of a stream panicked");
             }
             inner = self.lock();
             inner.staged -= staged;

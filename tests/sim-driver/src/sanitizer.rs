@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use cuda_sim_support::settings::machine_folder;
 
 use crate::clock::{Clocks, Point, StreamId};
+use crate::logs;
 use crate::pool::Block;
 use crate::state::State;
 
@@ -63,7 +64,7 @@ impl Reports {
         self.count += 1;
         // A test with a machine of its own may never ask.
         if self.lines.len() < KEPT && machine_folder().is_some() {
-            eprintln!("cuda-sim: {line}");
+            logs::say(&line);
         }
         if self.lines.len() < KEPT {
             self.lines.push(line);

@@ -56,9 +56,8 @@ impl Work {
              `answer`, with the parameters that tests/data/kernels.ptx gives them, and kernels that have a model; give \
              it one with `cuda_sim::kernel(\"{name}\", …)` in Rust, or `simcuda_kernel(\"{name}\", …)` in C"
         );
-        // For programs that do not read the log. One write, so that other output cannot split it.
-        let line = format!("cuda-sim: {why}");
-        eprintln!("{line}");
+        // For programs that do not read the log.
+        logs::say(&why);
         logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why)
     }
 

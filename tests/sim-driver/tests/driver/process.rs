@@ -1,6 +1,7 @@
 //! What only another process shows: settings, versions, forks, and the end.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd as _;
 use std::process::Output;
 
 use cuda_driver_sys::*;
@@ -8,6 +9,8 @@ use cuda_sim::library_path;
 
 use crate::apart::{call, child_of, load};
 use crate::harness::*;
+use crate::launches::launch;
+use crate::modules::{function, image, try_module};
 
 fn child(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) -> Option<Output> {
     child_of("process", name, variables, body)
@@ -380,4 +383,27 @@ fn the_simulator_says_in_one_line_that_it_is_used() {
         };
         assert_eq!(errors, expected, "{out}");
     }
+}
+
+#[test]
+fn standard_error_may_be_closed_at_its_other_end() {
+    let name = "standard_error_may_be_closed_at_its_other_end";
+    child(name, &[], || {
+        let _turn = turn();
+        let stream = stream();
+        let module = try_module(&image(
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry unknown() { ret; }",
+        ));
+        let unknown = function(module.expect("loads"), c"unknown");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        // SAFETY: the descriptors are open, and the copy is closed nowhere else.
+        let before = unsafe { libc::dup(2) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::dup2(writer.as_raw_fd(), 2) }, 2);
+        let code = launch(unknown, [1, 1], stream, [0]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::dup2(before, 2) }, 2);
+        assert_eq!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    });
 }
