@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -16,7 +17,7 @@ use cuda_sim_support::settings;
 use crate::configuration::Configuration;
 use crate::control::{Control, ControlError};
 use crate::path::{FILE, library_path};
-use crate::system::is_running;
+use crate::system::{is_running, try_lock};
 
 /// A machine to simulate: devices, their memory, and what they lack. Without changes it has one H200 and CUDA 13.0.
 ///
@@ -127,8 +128,8 @@ impl Machine {
         }
         let library = library_path().ok_or(StartError::NotBuilt)?;
         let folder = Folder::new(number).map_err(StartError::Copy)?;
-        settings::write(&folder.0, &self.settings).map_err(StartError::Copy)?;
-        let path = copy_library(&library, &folder.0, FILE).map_err(StartError::Copy)?;
+        settings::write(&folder.path, &self.settings).map_err(StartError::Copy)?;
+        let path = copy_library(&library, &folder.path, FILE).map_err(StartError::Copy)?;
         let control = Control::open(&path).map_err(StartError::Open)?;
         // SAFETY: the file is the simulator, which identified itself just now.
         let library = unsafe { cuda_driver_sys::load_from(&path) }.map_err(StartError::Load)?;
@@ -178,9 +179,18 @@ impl Machine {
 /// How the names of machines' folders begin; the process follows.
 const PREFIX: &str = "cuda-sim-";
 
-/// A folder for one machine, and the process that made it. Removed when dropped. What was loaded from it stays loaded.
+/// The file in such a folder that the process locks.
+const LOCK: &str = "lock";
+
+/// A folder for one machine. Removed when dropped. What was loaded from it stays loaded.
 #[derive(Debug)]
-struct Folder(PathBuf, u32);
+struct Folder {
+    path: PathBuf,
+    /// The process that made it.
+    process: u32,
+    /// Locked while it is open: containers that share the folder around it have process numbers of their own.
+    lock: Option<File>,
+}
 
 impl Folder {
     fn new(number: u64) -> io::Result<Self> {
@@ -192,9 +202,20 @@ impl Folder {
         for attempt in 0..100 {
             let folder = all.join(format!("{PREFIX}{process}-{number}-{attempt}"));
             match std::fs::create_dir(&folder) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => return made.map(|()| Self(folder, process)),
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error),
             }
+            let mut made = Self {
+                path: folder,
+                process,
+                lock: None,
+            };
+            let lock = File::create(made.path.join(LOCK))?;
+            // Some file systems have no locks: the process number has to do.
+            let _ = try_lock(&lock);
+            made.lock = Some(lock);
+            return Ok(made);
         }
         Err(io::ErrorKind::AlreadyExists.into())
     }
@@ -209,21 +230,29 @@ fn sweep(all: &Path) {
             .strip_prefix(PREFIX)
             .and_then(|rest| rest.split('-').next());
         let owner = owner.and_then(|number| number.parse::<u32>().ok());
-        if owner.is_some_and(|owner| !is_running(owner)) {
+        if owner.is_some_and(|owner| !is_running(owner)) && !is_locked(&entry.path()) {
             // Another process may do so at the same time, or the folder may be somebody else's.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
+/// Whether a process has this folder, wherever it runs.
+fn is_locked(folder: &Path) -> bool {
+    let lock = File::open(folder.join(LOCK));
+    lock.is_ok_and(|lock| !try_lock(&lock))
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
         // A forked child unwinds as well, and the folder is its parent's.
-        if self.1 != std::process::id() {
+        if self.process != std::process::id() {
             return;
         }
+        // Windows keeps folders with open files.
+        self.lock = None;
         // A destructor cannot report errors.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
@@ -369,13 +398,20 @@ mod tests {
         child.wait().expect("ends");
         let own = format!("{PREFIX}{}-1-0", std::process::id());
         let ended = format!("{PREFIX}{}-1-0", child.id());
+        // As of a process in another container.
+        let locked = format!("{PREFIX}{}-2-0", child.id());
         let other = format!("{PREFIX}notes");
-        for name in [&own, &ended, &other] {
+        let names = [&own, &ended, &locked, &other];
+        for name in names {
             std::fs::create_dir_all(all.join(name)).expect("made");
         }
+        let lock = File::create(all.join(&locked).join(LOCK)).expect("made");
+        assert!(try_lock(&lock));
         sweep(&all);
-        let left = [&own, &ended, &other].map(|name| all.join(name).exists());
+        let left = names.map(|name| all.join(name).exists());
+        drop(lock);
         std::fs::remove_dir_all(&all).expect("removed");
-        assert_eq!(left, [true, false, true]);
+        // Windows has process numbers for all, and no such locks here.
+        assert_eq!(left, [true, false, cfg!(target_os = "linux"), true]);
     }
 }

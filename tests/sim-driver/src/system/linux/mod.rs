@@ -11,7 +11,7 @@ pub(crate) use file::{SharedFile, anonymous_file, openable};
 pub(crate) use program::{is_own_memory, is_program_memory};
 pub(crate) use range::Range;
 pub(crate) use thread::{
-    end_with_thread, is_running, thread_id, wait_while, wake_all, watch_forks,
+    end_with_thread, is_running, thread_id, try_lock, wait_while, wake_all, watch_forks,
 };
 
 /// What the program passes for memory of another process, and gets for its own: a descriptor.

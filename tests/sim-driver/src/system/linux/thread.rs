@@ -1,6 +1,8 @@
 //! Threads: their end, their numbers, waiting and waking; and processes: forks, and which run.
 
 use std::ffi::c_void;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 
@@ -47,6 +49,12 @@ pub(crate) fn is_running(process: u32) -> bool {
     std::path::Path::new("/proc")
         .join(process.to_string())
         .exists()
+}
+
+/// Locks a file while it is open, unless another process has locked it.
+pub(crate) fn try_lock(file: &File) -> bool {
+    // SAFETY: the descriptor is open.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
 /// The number of the calling thread in the error log.

@@ -9,7 +9,7 @@ pub(crate) use addresses::{AddressRange, Memory, Part, Source};
 pub(crate) use file::SharedFile;
 pub(crate) use range::Range;
 pub(crate) use thread::{
-    end_with_thread, is_running, thread_id, wait_while, wake_all, watch_forks,
+    end_with_thread, is_running, thread_id, try_lock, wait_while, wake_all, watch_forks,
 };
 
 use std::ffi::c_void;
