@@ -47,7 +47,13 @@ fn current_id() -> Option<ContextId> {
 }
 
 impl State {
-    fn add_context(&mut self, id: ContextId, device: usize, is_primary: bool, flags: c_uint) {
+    pub(crate) fn add_context(
+        &mut self,
+        id: ContextId,
+        device: usize,
+        is_primary: bool,
+        flags: c_uint,
+    ) {
         let context = Context {
             device,
             is_primary,
@@ -107,7 +113,7 @@ impl State {
     }
 
     /// Destroys a context whose work is done, with its streams, events and memory.
-    fn end_context(&mut self, id: ContextId) {
+    pub(crate) fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
         // Measured: a reset, too, takes the flags of a primary context.

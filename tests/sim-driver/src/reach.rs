@@ -5,6 +5,8 @@
 //! the addresses stay readable, whatever was freed: see `State::bury`. On coherent machines it is also the memory of the
 //! program.
 
+use std::sync::Arc;
+
 use crate::alloc::Kind;
 use crate::clock::{Clocks, Point, StreamId};
 use crate::export::Answer;
@@ -13,7 +15,7 @@ use crate::sanitizer::{self, Access, UnorderedFrees};
 use crate::state::State;
 
 /// The memory that a kernel may access.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Reach {
     /// By address.
     extents: Vec<Extent>,
@@ -24,7 +26,7 @@ pub(crate) struct Reach {
 }
 
 /// A range of memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) start: u64,
     pub(crate) size: u64,
@@ -84,8 +86,22 @@ fn find(extents: &[Extent], address: u64) -> Option<&Extent> {
 }
 
 impl State {
-    /// What a kernel may access that is submitted to the stream now.
-    pub(crate) fn reach(&mut self, id: StreamId) -> Answer<Reach> {
+    /// What a kernel may access that is submitted to the stream now. Kernels that wait in the stream share it while
+    /// nothing changes.
+    pub(crate) fn reach(&mut self, id: StreamId) -> Answer<Arc<Reach>> {
+        let now = self.reach_now(id)?;
+        let last = self.stream(id)?.reach.upgrade();
+        if let Some(last) = last.filter(|last| **last == now) {
+            return Ok(last);
+        }
+        let now = Arc::new(now);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.reach = Arc::downgrade(&now);
+        }
+        Ok(now)
+    }
+
+    fn reach_now(&mut self, id: StreamId) -> Answer<Reach> {
         let stream = self.stream(id)?;
         let (device, context) = (stream.device, stream.context);
         let block = |of| Extent::block(of, &self.clocks, id);
@@ -262,5 +278,34 @@ impl State {
         {
             sanitizer::access_after_free(&mut self.reports, access, freed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::configuration::Configuration;
+    use crate::device;
+    use crate::state::{HandleKind, initialise, state};
+    use crate::stream;
+
+    #[test]
+    fn launches_share_what_they_reach_until_it_changes() {
+        let configuration = Configuration::get();
+        initialise(configuration, device::visible(configuration, None));
+        let mut state = state().expect("initialised");
+        let context = state.new_handle(HandleKind::Context);
+        state.add_context(context, 0, false, 0);
+        let id = state.add_stream(context, stream::Kind::Explicit, 0, 0);
+        let id = id.expect("a context");
+        let first = state.reach(id).expect("a stream");
+        state.clocks.tick(id);
+        let second = state.reach(id).expect("a stream");
+        assert!(Arc::ptr_eq(&first, &second));
+        let start = 1 << 40;
+        state.add_variable(start, 64, Some(context), 0);
+        let third = state.reach(id).expect("a stream");
+        assert!(find(&third.extents, start).is_some() && find(&first.extents, start).is_none());
+        state.end_context(context);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUresult, CUstream,
@@ -13,6 +13,7 @@ use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::graph::finish;
 use crate::queue::{Mark, Queue, Task};
+use crate::reach::Reach;
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::thread;
 
@@ -52,6 +53,8 @@ pub(crate) struct Stream {
     flags: c_uint,
     priority: c_int,
     pub(crate) queue: Arc<Queue>,
+    /// What the last kernel of the program's own may access, while a launch needs it.
+    pub(crate) reach: Weak<Reach>,
 }
 
 impl Stream {
@@ -79,6 +82,7 @@ impl State {
             flags,
             priority,
             queue: Arc::default(),
+            reach: Weak::new(),
         };
         self.streams.insert(id, stream);
         self.clocks.add(id);

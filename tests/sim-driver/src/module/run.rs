@@ -33,7 +33,7 @@ pub(crate) struct ModelRun {
     call: Arc<ModelCall>,
     at: Point,
     device: usize,
-    reach: Reach,
+    reach: Arc<Reach>,
     submitted_ns: u64,
     frees: Arc<UnorderedFrees>,
     reported: Mutex<Reported>,
@@ -46,7 +46,7 @@ impl ModelRun {
         call: Arc<ModelCall>,
         at: Point,
         device: usize,
-        reach: Reach,
+        reach: Arc<Reach>,
         frees: Arc<UnorderedFrees>,
     ) -> Self {
         Self {
