@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::arena::SleepContents;
 use cuda_mem::ledger::{BlockState, MemoryBlock, MemorySnapshot, Origin, Recorder};
 use cuda_mem::{Arena, DeviceBuffer, MemoryPool, MemoryResource as _, Resource, Stream};
@@ -348,5 +348,38 @@ fn a_pool_without_a_recorder_lists_no_blocks(env: &Environment) -> Result<()> {
     let reserved = pool.stats()?.reserved.current;
     ensure!(snapshot.unlisted_bytes == reserved, "{snapshot}");
     drop(kept);
+    Ok(())
+}
+
+/// The first block in a chunk has the chunk's address.
+#[apply(case)]
+fn a_chunk_of_an_arena_has_the_line_of_its_own_request(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let recorder = Recorder::ring(1000);
+    let pool = MemoryPool::builder(&env.device()?)
+        .record(&recorder)
+        .build()?;
+    let arena = Arena::builder_over(Resource::from(pool.clone()));
+    let arena = arena.record(&recorder).build()?;
+    let stream = env.stream()?;
+    let line = line!() + 1;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let chunk = pool.snapshot()?;
+    let chunk: Vec<u64> = chunk.blocks().map(|block| block.address).collect();
+    ensure!(chunk.len() == 1, "{chunk:x?}");
+    let mut kept = Vec::new();
+    while kept.last().map(cuda_mem::DeviceBuffer::as_raw) != Some(chunk[0]) {
+        kept.push(arena.alloc::<u8>(&stream, 1000)?);
+        ensure!(kept.len() < 100_000, "no block has the chunk's address");
+    }
+    for block in pool.snapshot()?.blocks() {
+        let Some(Origin::Line(origin)) = &block.origin else {
+            bail!("{block:?}");
+        };
+        ensure!(
+            block.address != chunk[0] || origin.line() == line,
+            "{block:?}"
+        );
+    }
     Ok(())
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::ledger::{Recorder, Recording, TraceAction};
-use cuda_mem::{Arena, MemoryPool, MemoryResource as _};
+use cuda_mem::memory::RecordingAdaptor;
+use cuda_mem::{Arena, MemoryPool, MemoryResource as _, Resource};
 use serde_json::Value;
 
 use super::recorder::of;
@@ -152,6 +153,47 @@ fn a_timeline_has_what_the_log_has(env: &Environment) -> Result<()> {
     for stream in &streams {
         let name = format!("stream {:#x}", stream.as_raw().addr());
         ensure!(names.contains(&&name), "{names:?}");
+    }
+    Ok(())
+}
+
+/// The upstream's blocks become the arena's memory.
+#[apply(case)]
+fn an_arena_and_its_upstream_may_share_a_recorder(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let device = env.device()?;
+    let streams = [env.stream()?, env.stream()?];
+    for is_over_pool in [true, false] {
+        let recorder = Recorder::ring(1 << 20);
+        let pool = MemoryPool::builder(&device).record(&recorder).build()?;
+        let upstream = if is_over_pool {
+            Resource::from(pool.clone())
+        } else {
+            Resource::new(RecordingAdaptor::new(env.pool()?, &recorder))
+        };
+        let arena = Arena::builder_over(upstream).record(&recorder).build()?;
+        let mut kept = Vec::new();
+        for seed in 0..3 {
+            kept = run(&arena, &streams, seed, 500)?;
+            arena.trim_to(8 << 20)?;
+        }
+        let (timeline, stats) = (Timeline::of(&recorder.recording())?, arena.stats());
+        ensure!(timeline.alive() == kept.len(), "{:?}", timeline.open);
+        let reserved = if is_over_pool {
+            pool.stats()?.reserved.current
+        } else {
+            stats.reserved
+        };
+        let asked: usize = kept.iter().map(cuda_mem::DeviceBuffer::len).sum();
+        let expected = [asked as u64, stats.live, reserved];
+        let counters = ["asked", "used", "reserved"].map(|counter| timeline.last(counter));
+        ensure!(counters == expected, "{counters:?}, not {expected:?}");
+        drop(kept);
+        arena.trim_to(0)?;
+        let timeline = Timeline::of(&recorder.recording())?;
+        ensure!(timeline.alive() == 0, "{:?}", timeline.open);
+        let counters = ["asked", "used"].map(|counter| timeline.last(counter));
+        ensure!(counters == [0, 0], "{counters:?}");
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 
 use super::event::{ChromeEvent, PROCESS, Phase};
 use crate::ledger::ranges::Ranges;
@@ -28,18 +29,23 @@ struct OpenBlock {
     asked: u64,
     used: u64,
     is_pending: bool,
+    /// Whether it was allocated while its memory was no arena's, so that it may become an arena's memory.
+    may_become_chunk: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Blocks {
     /// By stream.
     groups: BTreeMap<u64, u64>,
-    open: HashMap<u64, OpenBlock>,
+    open: BTreeMap<u64, OpenBlock>,
     /// How many have begun.
     count: u64,
     /// What arenas hold, and what a pool holds.
     mapped: Ranges,
     of_pool: u64,
+    /// What arenas hold that was a block of their upstream: a pool that records counts it, too.
+    from_blocks: Ranges,
+    of_upstreams: u64,
     asked: u64,
     used: u64,
     of_arenas: u64,
@@ -54,14 +60,20 @@ fn name_of(origin: Option<&Origin>) -> String {
     }
 }
 
+fn sum(parts: &[Range<u64>]) -> u64 {
+    parts.iter().map(|part| part.end - part.start).sum()
+}
+
 impl Blocks {
     pub(super) fn new(groups: BTreeMap<u64, u64>) -> Self {
         Self {
             groups,
-            open: HashMap::new(),
+            open: BTreeMap::new(),
             count: 0,
             mapped: Ranges::default(),
             of_pool: 0,
+            from_blocks: Ranges::default(),
+            of_upstreams: 0,
             asked: 0,
             used: 0,
             of_arenas: 0,
@@ -70,23 +82,64 @@ impl Blocks {
 
     pub(super) fn add(&mut self, entry: &TraceEntry, write: &mut Write<'_>) -> io::Result<()> {
         let range = entry.address..entry.address.saturating_add(entry.bytes);
-        let sum = |parts: Vec<std::ops::Range<u64>>| -> u64 {
-            parts.iter().map(|part| part.end - part.start).sum()
-        };
         match entry.action {
             TraceAction::Allocate => return self.allocate(entry, entry.time, write),
             TraceAction::FreeRequested => return self.request_free(entry, write),
-            TraceAction::Free | TraceAction::FreeCompleted => return self.free(entry, write),
-            TraceAction::Map => self.of_arenas += sum(self.mapped.add(range)),
-            TraceAction::Unmap => self.of_arenas -= sum(self.mapped.remove(range)),
+            TraceAction::Free | TraceAction::FreeCompleted => {
+                return self.end(entry.address, entry.time, write);
+            }
+            TraceAction::Map => {
+                let is_from_block = self.hand_over(&range, entry.time, write)?;
+                self.map(range, is_from_block);
+            }
+            TraceAction::Unmap => self.unmap(range),
             TraceAction::Reserved => self.of_pool = entry.bytes,
             _ => return Ok(()),
         }
-        let reserved = self.of_arenas.saturating_add(self.of_pool);
+        let of_pool = self.of_pool.max(self.of_upstreams);
+        let reserved = self.of_arenas.saturating_add(of_pool);
         write(&ChromeEvent::counter("reserved", entry.time, reserved))
     }
 
-    /// Begins a block at this time. One that has begun already was recorded twice.
+    fn map(&mut self, range: Range<u64>, is_from_block: bool) {
+        for part in self.mapped.add(range) {
+            if is_from_block {
+                self.of_upstreams += sum(&self.from_blocks.add(part));
+            } else {
+                self.of_arenas += part.end - part.start;
+            }
+        }
+    }
+
+    fn unmap(&mut self, range: Range<u64>) {
+        for part in self.mapped.remove(range) {
+            let all = part.end - part.start;
+            let from_blocks = sum(&self.from_blocks.remove(part));
+            self.of_upstreams -= from_blocks;
+            self.of_arenas -= all - from_blocks;
+        }
+    }
+
+    /// Memory of a block becomes an arena's: the block of an upstream that records too. Returns whether there was one.
+    fn hand_over(
+        &mut self,
+        range: &Range<u64>,
+        time: u64,
+        write: &mut Write<'_>,
+    ) -> io::Result<bool> {
+        let before = self.open.range(..=range.start).next_back();
+        let around = before.filter(|(address, block)| {
+            block.may_become_chunk && address.saturating_add(block.asked) >= range.end
+        });
+        let Some((&address, _)) = around else {
+            return Ok(false);
+        };
+        self.end(address, time, write)?;
+        Ok(true)
+    }
+
+    /// Begins a block at this time. One that has begun already was recorded twice. An entry that completes a free stands
+    /// for a block whose free is pending.
     pub(super) fn allocate(
         &mut self,
         entry: &TraceEntry,
@@ -111,7 +164,8 @@ impl Blocks {
             name: name_of(entry.origin.as_ref()),
             asked: entry.bytes,
             used,
-            is_pending: false,
+            is_pending: entry.action == TraceAction::FreeCompleted,
+            may_become_chunk: !is_of_arena && entry.action == TraceAction::Allocate,
         };
         let mut begin = block.event(Phase::Begin, &block.name, time);
         begin
@@ -123,10 +177,14 @@ impl Blocks {
             begin.args.insert("origin", frames.as_ref().into());
         }
         write(&begin)?;
+        if block.is_pending {
+            write(&block.event(Phase::Begin, PENDING, time))?;
+        } else {
+            self.asked = self.asked.saturating_add(entry.bytes);
+            self.write_asked(time, write)?;
+        }
         self.open.insert(entry.address, block);
-        self.asked = self.asked.saturating_add(entry.bytes);
         self.used = self.used.saturating_add(used);
-        self.write_asked(time, write)?;
         self.write_used(time, write)
     }
 
@@ -142,19 +200,19 @@ impl Blocks {
         self.write_asked(entry.time, write)
     }
 
-    fn free(&mut self, entry: &TraceEntry, write: &mut Write<'_>) -> io::Result<()> {
-        let Some(block) = self.open.remove(&entry.address) else {
+    fn end(&mut self, address: u64, time: u64, write: &mut Write<'_>) -> io::Result<()> {
+        let Some(block) = self.open.remove(&address) else {
             return Ok(());
         };
         if block.is_pending {
-            write(&block.event(Phase::End, PENDING, entry.time))?;
+            write(&block.event(Phase::End, PENDING, time))?;
         } else {
             self.asked = self.asked.saturating_sub(block.asked);
-            self.write_asked(entry.time, write)?;
+            self.write_asked(time, write)?;
         }
-        write(&block.event(Phase::End, &block.name, entry.time))?;
+        write(&block.event(Phase::End, &block.name, time))?;
         self.used = self.used.saturating_sub(block.used);
-        self.write_used(entry.time, write)
+        self.write_used(time, write)
     }
 
     fn write_asked(&self, time: u64, write: &mut Write<'_>) -> io::Result<()> {

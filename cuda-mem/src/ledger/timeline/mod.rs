@@ -20,8 +20,8 @@ impl Recording {
     /// |---|---|
     /// | counter `asked` | bytes asked for and not freed |
     /// | counter `used` | bytes of blocks that are allocated or pending; an arena rounds them up to 256 |
-    /// | counter `reserved` | bytes that arenas hold, and those that a pool holds; of several pools, the one that changed last |
-    /// | a group for each stream | its blocks, from allocation to free, with the origin as name; in a block whose free is pending, `pending free` |
+    /// | counter `reserved` | bytes that arenas hold, and those that a pool holds; of several pools, the one that changed last. What arenas have from a pool counts once |
+    /// | a group for each stream | its blocks, from allocation to free, with the origin as name; in a block whose free is pending, `pending free`. A block that becomes memory of an arena ends there |
     /// | a track for each thread | failed requests and trims |
     ///
     /// Times count from the creation of the recorder. What was allocated before the first event begins there; what the

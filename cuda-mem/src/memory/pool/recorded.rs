@@ -145,7 +145,10 @@ impl Recorded<'_> {
             let state = BlockState::Allocated;
             let mut block = MemoryBlock::new(address, live.bytes, state, Some(live.stream));
             block.requested = Some(live.bytes);
-            let known = known.take(address).and_then(|known| known.origin);
+            // An arena over the pool may have a block there, too.
+            let known = known.take(address);
+            let known = known.filter(|known| known.bytes == live.bytes);
+            let known = known.and_then(|known| known.origin);
             block.origin = known.or(live.line.map(Origin::Line));
             block
         });
