@@ -224,6 +224,8 @@ impl Recorder {
         });
         let (chunks, complete_from) = (ring.chunks(), ring.complete_from());
         drop(sink);
+        // Later ones may be of the events that are copied here.
+        let dropped = inner.dropped.load(Ordering::Relaxed);
         let events = chunks.iter().flat_map(|chunk| chunk.iter());
         let mut events: Vec<Event> = events.chain(&newest).copied().collect();
         let before = events.len();
@@ -231,7 +233,7 @@ impl Recorder {
         events.retain(|event| event.ticks >= complete_from);
         let incomplete = (before - events.len()) as u64;
         events.sort_by_key(|event| event.ticks);
-        let dropped = inner.dropped.load(Ordering::Relaxed) + incomplete;
+        let dropped = dropped + incomplete;
         let entries = events.iter().map(|event| inner.entry(event)).collect();
         Recording::new(entries, dropped, inner.began)
     }
