@@ -135,7 +135,8 @@ type New = (
 );
 
 impl Recorder {
-    /// Keeps the newest `entries` events in memory; up to 16,384 more may be kept. Older ones are dropped and
+    /// Keeps the newest `entries` events in memory; up to 16,384 more may be kept. If threads record at different rates,
+    /// there may be up to 255 fewer for each: what is kept has no gap. Older ones are dropped and
     /// [counted](Recording::dropped). Takes 48 bytes an event.
     #[must_use]
     pub fn ring(entries: usize) -> Self {
