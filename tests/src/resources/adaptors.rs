@@ -1,17 +1,22 @@
 //! What each adaptor adds to its upstream.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::Layout;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use cuda_mem::ledger::Recorder;
 use cuda_mem::memory::{
     AlignedAdaptor, DeviceVec, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, PrefetchAdaptor, StatisticsAdaptor, TrackingAdaptor,
+    ManagedResource, PrefetchAdaptor, RecordingAdaptor, StatisticsAdaptor, TrackingAdaptor,
 };
-use cuda_mem::{Error, ErrorKind, Resource};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
+use crate::forks;
 use crate::writers::{Full, Page};
 
 #[apply(case)]
@@ -300,5 +305,25 @@ fn managed_memory_is_moved_and_other_memory_is_not(env: &Environment) -> Result<
         let can_move = env.device()?.capabilities()?.concurrent_managed_access;
         ensure!((moved > 0) == can_move, "moved {moved} times");
     }
+    Ok(())
+}
+
+#[apply(case)]
+fn a_free_of_no_memory_counts_for_nothing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let page = Page::default();
+    let limited = Arc::new(LimitAdaptor::new(env.pool()?, 1000));
+    let waiting = LimitAdaptor::new(limited.clone(), 1000).with_wait_timeout(Duration::ZERO);
+    let waiting = Arc::new(waiting);
+    let logged = Arc::new(LoggingAdaptor::new(waiting.clone(), page.clone()));
+    let layout = Layout::from_size_align(600, 256)?;
+    // SAFETY: a free of address 0 does nothing.
+    unsafe { logged.deallocate(0, layout, &stream) }?;
+    // SAFETY: as above.
+    unsafe { logged.deallocate_after(0, layout, &stream, &[&env.stream()?]) }?;
+    ensure!((limited.allocated(), waiting.allocated()) == (0, 0));
+    logged.flush()?;
+    ensure!(page.lines().len() <= 1, "{:?}", page.lines());
+    drop(Resource::from(logged).alloc::<u8>(&stream, 1000)?);
     Ok(())
 }

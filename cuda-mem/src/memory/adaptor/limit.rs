@@ -292,6 +292,9 @@ impl<U: MemoryResource> LimitAdaptor<U> {
         _stream: &Stream,
         upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
     ) -> Result<()> {
+        if address == 0 {
+            return upstream(address, layout);
+        }
         // Given back only when upstream has the memory, and if upstream panics.
         let taken = Taken(&self.budget, layout.size() as u64);
         let waits = self.wait.as_ref();

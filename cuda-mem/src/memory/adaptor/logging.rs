@@ -201,6 +201,9 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
         upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
     ) -> Result<()> {
         // Noted before upstream has it: from then on another thread may get, and log, the same address.
+        if address == 0 {
+            return upstream(address, layout);
+        }
         let record = record(Action::Free, address, layout, stream);
         self.note(record);
         let freed = upstream(address, layout);
