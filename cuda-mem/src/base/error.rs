@@ -257,7 +257,8 @@ impl Error {
     }
 
     /// Whether the failed call is known to have changed nothing: the driver was not called, or it refused. Any other
-    /// code may report an earlier fault of asynchronous work, and the call may have been carried out anyway.
+    /// code may report an earlier fault of asynchronous work, and the call may have been carried out anyway. The same
+    /// holds for NCCL, NVML, gdrcopy and the system.
     ///
     /// For errors made by [`new`](Self::new), the kind decides: refusals (`InvalidValue`, `InvalidContext`,
     /// `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `AlreadyRegistered` and similar kinds) had no
@@ -277,7 +278,15 @@ impl Error {
                 | ErrorKind::AlreadyRegistered
                 | ErrorKind::NotRegistered
         );
-        is_refusal || self.code().is_none() && !matches!(*self.0, Cause::Told { .. })
+        let is_of_another_call = matches!(
+            *self.0,
+            Cause::Told { .. }
+                | Cause::Nvml { .. }
+                | Cause::Nccl { .. }
+                | Cause::Errno { .. }
+                | Cause::System { .. }
+        );
+        is_refusal || self.code().is_none() && !is_of_another_call
     }
 
     /// Whether this error means that the driver cannot do the operation at all; other refusals may be temporary.

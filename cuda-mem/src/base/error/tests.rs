@@ -254,6 +254,24 @@ fn only_an_answer_without_effect_leaves_the_memory_there() {
     assert!(took_effect(&Err(Error::driver("cuMemFree_v2", fault))));
 }
 
+/// What another library, or the system, answers may come after a part of the work.
+#[test]
+#[cfg(not(miri))]
+fn failures_of_other_libraries_may_have_had_an_effect() {
+    for error in samples().iter().filter(|error| error.code().is_none()) {
+        let is_of_a_call = matches!(
+            name(&error.0),
+            "Nccl" | "Nvml" | "Errno" | "System" | "Told"
+        );
+        let is_refusal = error.kind() == ErrorKind::NotFound;
+        let had_none = error.had_no_effect();
+        assert_eq!(had_none, !is_of_a_call || is_refusal, "{error:#?}");
+    }
+    assert!(!Error::system("reading code", gone()).had_no_effect());
+    let refused = nccl::ncclResult_t::ncclInvalidArgument;
+    assert!(Error::nccl("ncclCommRegister", refused, None).had_no_effect());
+}
+
 #[test]
 fn an_unknown_code_is_kept() {
     let error = Error::driver("cuInit", CUresult(54321));
