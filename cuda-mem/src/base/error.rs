@@ -302,6 +302,12 @@ impl Error {
         self.kind() == ErrorKind::OutOfMemory && !matches!(*self.0, Cause::HostMemory { .. })
     }
 
+    /// Whether the request is larger than a whole limit: nothing that is freed helps.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        let is_too_large = |refusal: &Refusal| matches!(refusal, Refusal::TooLarge(_));
+        matches!(&*self.0, Cause::OutOfMemory { refusal, .. } if is_too_large(refusal))
+    }
+
     #[cold]
     pub(crate) fn forked() -> Self {
         Self::from(Cause::Forked)

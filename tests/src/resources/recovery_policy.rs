@@ -205,6 +205,36 @@ fn a_callback_may_free_and_may_give_up(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// It can never be served, so nothing is given up for it.
+#[apply(case)]
+fn requests_beyond_the_whole_limit_are_not_climbed_for(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let limited = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = || {
+        let asked = Arc::clone(&asked);
+        move || asked.fetch_add(1, Ordering::Relaxed) == 0
+    };
+    let (of_policy, of_adaptor) = (count(), count());
+    let policy = RecoveryPolicy::new()
+        .flush_caches()
+        .callback(move |_| of_policy());
+    let recovering = RecoveryAdaptor::new(limited.clone(), policy);
+    let calling = FailureCallbackAdaptor::new(limited, move |_, _| of_adaptor());
+    for resource in [Resource::new(recovering), Resource::new(calling)] {
+        let Err(error) = resource.alloc::<u8>(&stream, 1001) else {
+            bail!("more than the limit was allocated");
+        };
+        let memory = error.out_of_memory();
+        ensure!(
+            memory.is_some_and(|memory| memory.tried.is_empty()),
+            "{error}"
+        );
+        ensure!(asked.load(Ordering::Relaxed) == 0, "{error}");
+    }
+    Ok(())
+}
+
 #[apply(case)]
 fn other_errors_are_not_climbed_for(env: &Environment) -> Result<()> {
     let (pool, stream) = (env.pool()?, env.stream()?);

@@ -45,8 +45,10 @@ fn errors(env: &Environment) -> Result<Vec<(Error, &'static str)>> {
     }
     let limited = LimitAdaptor::new(DirectResource::new(device), 1 << 20);
     let recovering = Resource::new(RecoveryAdaptor::new(limited, RecoveryPolicy::new().retry()));
-    let refused = recovering.alloc::<u8>(&stream, 2 << 20);
+    let most = recovering.alloc::<u8>(&stream, 1 << 20)?;
+    let refused = recovering.alloc::<u8>(&stream, 1);
     errors.push((refused.err(), "tried again"));
+    drop(most);
     let page = Layout::from_size_align(8, 4096)?;
     let refused = DirectResource::new(device).allocate(page, &stream);
     errors.push((refused.err(), ") aligns to 256 bytes"));

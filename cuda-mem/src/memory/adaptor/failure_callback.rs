@@ -11,7 +11,8 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Calls a function when upstream is out of memory, and retries the request as long as it returns `true`.
+/// Calls a function when upstream is out of memory, and retries the request as long as it returns `true`. Not for a
+/// request larger than a whole [limit](super::LimitAdaptor), which can never be served.
 ///
 /// The function runs on the allocating thread. It may free memory of this resource. What it drops of other resources may
 /// be released only after the request: [`Resource::alloc`](crate::Resource::alloc) then makes it again, and calls the
@@ -60,6 +61,7 @@ unsafe impl<U: MemoryResource, F: Fn(u64, &Error) -> bool + Send + Sync> MemoryR
             match self.upstream.allocate(layout, stream) {
                 Err(error)
                     if error.kind() == ErrorKind::OutOfMemory
+                        && !error.is_over_limit()
                         && (self.callback)(layout.size() as u64, &error) => {}
                 allocated => return allocated,
             }

@@ -15,7 +15,7 @@ use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
 /// Steps to try, in order, when memory runs out; after each step the request is retried. An empty policy gives up
-/// at once.
+/// at once, and so does every policy for a request larger than a whole [limit](crate::memory::LimitAdaptor).
 ///
 /// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may contain a collective that
 /// completes only when other processes launch theirs, and they may be waiting for this process. So nothing waits
@@ -160,7 +160,7 @@ impl RecoveryPolicy {
         mut request: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         match request() {
-            Err(error) if error.is_out_of_memory() => {
+            Err(error) if error.is_out_of_memory() && !error.is_over_limit() => {
                 self.climb(resource, stream, error, &mut request)
             }
             answer => answer,
@@ -190,7 +190,9 @@ impl RecoveryPolicy {
             };
             while backoff.as_mut().is_none_or(Backoff::pause) {
                 match request() {
-                    Err(again) if again.is_out_of_memory() => error = again,
+                    Err(again) if again.is_out_of_memory() && !again.is_over_limit() => {
+                        error = again
+                    }
                     answer => return answer,
                 }
                 if backoff.is_none() {

@@ -72,7 +72,9 @@ impl Resource {
                 deferred::poll();
             }
             match self.ask(stream, layout) {
-                Err(error) if error.is_out_of_memory() => self.ask_again(stream, layout, error)?,
+                Err(error) if error.is_out_of_memory() && !error.is_over_limit() => {
+                    self.ask_again(stream, layout, error)?
+                }
                 answer => answer?,
             }
         };
