@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::mapped::MappedMemory;
-use cuda_mem::memory::DirectResource;
+use cuda_mem::memory::{DirectResource, StatisticsAdaptor};
 use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
@@ -98,5 +98,26 @@ fn a_small_request_gets_what_an_arena_does_not_use(env: &Environment) -> Result<
         ensure!(arena.stats().live_blocks == 1, "{}", arena.stats());
         drop((taken, kept));
     }
+    Ok(())
+}
+
+/// An adaptor of this crate calls no code of the program, so nothing forbids the arena above it to give memory back.
+#[apply(case_of_full_card)]
+fn others_get_what_an_arena_over_an_adaptor_does_not_use(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let other = env.stream()?;
+    let context = stream.context().clone();
+    let counted = StatisticsAdaptor::new(DirectResource::new(device));
+    let arena = Arena::builder_over(Resource::new(counted)).build()?;
+    let direct = Resource::new(DirectResource::new(device));
+    let most = context.memory_info()?.free / GIB * GIB;
+    let kept = fill(&arena, &stream, most - 4 * GIB)?;
+    let asked = usize::try_from(most - 8 * GIB)?;
+    let left = context.memory_info()?.free;
+    ensure!(left < asked as u64, "{left} bytes are free of {most}");
+    drop(direct.alloc::<u8>(&other, asked)?);
+    let stats = arena.stats();
+    ensure!(stats.reserved < 2 * GIB, "{stats}");
+    drop(kept);
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{free_through_self, from_upstream};
+use super::{calls_program_as_upstream, free_through_self, from_upstream};
 use crate::base::error::{Error, Result, took_effect};
 use crate::base::table::Shards;
 use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT};
@@ -148,4 +148,5 @@ unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
     free_through_self!();
 
     from_upstream!();
+    calls_program_as_upstream!();
 }

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUdeviceptr};
 
-use super::{debug_over, free_through_self, from_upstream};
+use super::{calls_program_as_upstream, debug_over, free_through_self, from_upstream};
 use crate::base::error::{Bytes, Error, Result, took_effect};
 use crate::base::lock::SpinLock;
 use crate::base::report;
@@ -242,4 +242,5 @@ unsafe impl<U: MemoryResource> MemoryResource for CheckedAdaptor<U> {
 
     free_through_self!();
     from_upstream!();
+    calls_program_as_upstream!();
 }

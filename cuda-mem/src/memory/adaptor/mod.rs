@@ -131,6 +131,16 @@ macro_rules! from_upstream {
     };
 }
 use from_upstream;
+/// For adaptors that call no code of the program and never wait for other threads.
+macro_rules! calls_program_as_upstream {
+    () => {
+        fn may_call_program(&self) -> bool {
+            self.upstream.may_call_program()
+        }
+    };
+}
+use calls_program_as_upstream;
+
 
 /// A name and its upstream, on one line: errors name resources by their `Debug` output. `{:#?}` prints a structure.
 fn debug_over(f: &mut fmt::Formatter<'_>, name: &str, upstream: &dyn fmt::Debug) -> fmt::Result {

@@ -7,7 +7,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr};
 
-use super::{free_upstream, from_upstream};
+use super::{calls_program_as_upstream, free_upstream, from_upstream};
 use crate::base::error::Result;
 use crate::base::report;
 use crate::driver::location::Location;
@@ -103,6 +103,7 @@ unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
 
     free_upstream!();
     from_upstream!();
+    calls_program_as_upstream!();
 }
 
 /// Moves a range of managed memory to the stream's device.

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{free_through_self, from_upstream};
+use super::{calls_program_as_upstream, free_through_self, from_upstream};
 use crate::base::error::{Bytes, Result, took_effect};
 use crate::base::lock::UsualThreadLock;
 use crate::memory::resource::MemoryResource;
@@ -309,6 +309,7 @@ unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
     free_through_self!();
 
     from_upstream!();
+    calls_program_as_upstream!();
 }
 
 /// A guard that counts for one thread until it is dropped. From [`StatisticsAdaptor::scope`].

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{free_through_self, from_upstream, thread};
+use super::{calls_program_as_upstream, free_through_self, from_upstream};
+use crate::base::biased::thread;
 use crate::base::error::{Bytes, Result, took_effect};
 use crate::base::origin;
 use crate::base::table::Shards;
@@ -209,4 +210,5 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
     free_through_self!();
 
     from_upstream!();
+    calls_program_as_upstream!();
 }

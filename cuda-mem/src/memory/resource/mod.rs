@@ -157,7 +157,8 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         None
     }
 
-    /// Whether a free may run code of the program, which may take its locks. Only resources of this crate know better.
+    /// Whether a free may run code of the program, which may take its locks, or a request may wait for other threads. Only
+    /// resources of this crate know better.
     #[doc(hidden)]
     fn may_call_program(&self) -> bool {
         true
