@@ -327,3 +327,39 @@ fn a_free_of_no_memory_counts_for_nothing(env: &Environment) -> Result<()> {
     drop(Resource::from(logged).alloc::<u8>(&stream, 1000)?);
     Ok(())
 }
+
+/// Says whether its destructor ran: that of a writer that compresses writes.
+struct Trailing(Arc<AtomicBool>);
+
+impl Write for Trailing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Trailing {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Alone, because a fork copies only the thread that forks.
+#[apply(case_alone)]
+fn a_log_ends_in_the_parent_only(env: &Environment) -> Result<()> {
+    let has_ended = Arc::<AtomicBool>::default();
+    let logged = LoggingAdaptor::new(env.pool()?, Trailing(Arc::clone(&has_ended)));
+    // SAFETY: the child drops the adaptor, whose writer belongs to the parent, and ends with _exit.
+    let child = unsafe { forks::fork() }?;
+    if child == 0 {
+        drop(logged);
+        forks::end_child(!has_ended.load(Ordering::Relaxed));
+    }
+    forks::ends_well(child)?;
+    drop(logged);
+    ensure!(has_ended.load(Ordering::Relaxed));
+    Ok(())
+}

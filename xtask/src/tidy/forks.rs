@@ -84,6 +84,10 @@ const ASKING: &[(&str, &str)] = &[
         "ledger/recorder/mod.rs",
         "a destructor must not drop the program's writer",
     ),
+    (
+        "memory/adaptor/logging.rs",
+        "a destructor must not drop the program's writer",
+    ),
     ("arena/parked.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
     ("arena/snapshot.rs", "locks of its own"),

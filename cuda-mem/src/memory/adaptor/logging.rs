@@ -240,6 +240,12 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
 impl<U> Drop for LoggingAdaptor<U> {
     fn drop(&mut self) {
         report::release("allocation log", || self.log.get_mut().finish());
+        if report::is_forked() {
+            // What it has is the parent's to write, and so is what the writer's destructor would write.
+            let log = self.log.get_mut();
+            log.records.clear();
+            log.writer.forget();
+        }
     }
 }
 
