@@ -152,8 +152,8 @@ impl Observer {
         );
     }
 
-    pub(super) fn released_parked(&self, address: u64, bytes: u64) {
-        self.note(TraceAction::FreeCompleted, address, bytes, 0);
+    pub(super) fn released_parked(&self, address: u64, bytes: u64, stream: u64) {
+        self.note(TraceAction::FreeCompleted, address, bytes, stream);
         if let Some(regions) = self.regions() {
             regions.freed(address);
         }

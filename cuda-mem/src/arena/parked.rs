@@ -22,6 +22,8 @@ pub(super) struct ParkedFree {
     size: u32,
     /// What was asked for.
     bytes: u64,
+    /// The handle of the stream that freed it, for the recorder.
+    stream: u64,
     /// The stream that freed it, and when.
     last_use: LastUse,
     /// The other streams that used it before that, and are not known to be done.
@@ -102,6 +104,7 @@ impl Inner {
             start,
             size,
             bytes: layout.size() as u64,
+            stream: stream.raw_number(),
             last_use: LastUse::new(id, epoch),
             others,
         });
@@ -139,7 +142,7 @@ impl Inner {
             let is_done = block.others.is_empty();
             if is_done {
                 let observer = &self.backing.observer;
-                observer.released_parked(block.start * UNIT, block.bytes);
+                observer.released_parked(block.start * UNIT, block.bytes, block.stream);
                 done.push((block.start, block.size, block.last_use));
             }
             !is_done

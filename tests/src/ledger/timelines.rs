@@ -198,6 +198,40 @@ fn an_arena_and_its_upstream_may_share_a_recorder(env: &Environment) -> Result<(
     Ok(())
 }
 
+/// Its free was asked for before the first event.
+#[apply(case)]
+fn a_block_that_is_pending_from_the_beginning_is_shown_so(env: &Environment) -> Result<()> {
+    let recorder = Recorder::ring(300);
+    let arena = Arena::builder(&env.device()?).record(&recorder).build()?;
+    let (own, user) = (env.stream()?, env.stream()?);
+    let block = arena.alloc::<u8>(&own, 1 << 20)?;
+    user.wait_for(&own)?;
+    let held = hold(&user)?;
+    block.free_after([&user])?;
+    for _ in 0..2000 {
+        drop(arena.alloc::<u8>(&own, 1000)?);
+    }
+    drop(held);
+    user.synchronize()?;
+    arena.trim_to(0)?;
+    let recording = recorder.recording();
+    ensure!(of(&recording, TraceAction::FreeRequested).is_empty());
+    let completed = of(&recording, TraceAction::FreeCompleted);
+    ensure!(completed.len() == 1, "{completed:?}");
+    ensure!(completed[0].stream == own.as_raw().addr() as u64);
+    let timeline = Timeline::of(&recording)?;
+    ensure!(timeline.alive() == 0, "{timeline:?}");
+    ensure!(
+        timeline.slices.get("pending free") == Some(&1),
+        "{:?}",
+        timeline.slices
+    );
+    let counters = &timeline.counters;
+    ensure!(counters["asked"].1 < 1 << 20, "{counters:?}");
+    ensure!(counters["used"].1 >= 1 << 20, "{counters:?}");
+    Ok(())
+}
+
 #[apply(case)]
 fn a_free_that_is_pending_is_a_slice_within_the_block(env: &Environment) -> Result<()> {
     let recorder = Recorder::ring(1000);
