@@ -363,3 +363,28 @@ fn a_log_ends_in_the_parent_only(env: &Environment) -> Result<()> {
     ensure!(has_ended.load(Ordering::Relaxed));
     Ok(())
 }
+
+#[apply(case)]
+fn a_thread_has_the_same_number_everywhere(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let recorder = Recorder::ring(1000);
+    let tracked = Arc::new(TrackingAdaptor::new(env.pool()?));
+    let recorded = RecordingAdaptor::new(Resource::from(tracked.clone()), &recorder);
+    let resource = Resource::new(recorded);
+    thread::scope(|scope| {
+        // A thread that is numbered, and has nothing to do with the adaptors.
+        let other = scope.spawn(|| -> Result<()> {
+            let arena = Arena::builder(&device).build()?;
+            drop(arena.alloc::<u8>(&stream, 1)?);
+            Ok(())
+        });
+        other.join().unwrap_or_else(|_| bail!("it panicked"))?;
+        let thread = scope.spawn(|| Ok(resource.alloc::<u8>(&stream, 1)?));
+        let _live = thread.join().unwrap_or_else(|_| bail!("it panicked"))?;
+        let numbers: Vec<u64> = tracked.live().iter().map(|live| live.thread).collect();
+        let entries = recorder.recording();
+        let entries: Vec<u64> = entries.entries().iter().map(|entry| entry.thread).collect();
+        ensure!(numbers == entries, "{numbers:?}, {entries:?}");
+        Ok(())
+    })
+}

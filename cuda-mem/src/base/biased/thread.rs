@@ -39,8 +39,33 @@ pub(crate) fn guest() -> u64 {
     number() | GUEST
 }
 
+/// The calling thread's number, for people: that of a guest, too.
+#[inline]
+pub(crate) fn own() -> u64 {
+    number() & !GUEST
+}
+
 /// Whether this is the number of a guest.
 #[inline]
 pub(crate) fn is_guest(number: u64) -> bool {
     number & GUEST != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_have_numbers_of_their_own() {
+        let here = own();
+        assert_eq!(own(), here);
+        let there = std::thread::spawn(|| {
+            let first = own();
+            become_guest();
+            (first, own())
+        });
+        let (first, as_guest) = there.join().expect("the thread does not panic");
+        assert_ne!(first, here);
+        assert_eq!(as_guest, first);
+    }
 }

@@ -224,9 +224,9 @@ impl Recorder {
             newest.extend(events.iter().filter(|event| event.ticks <= cut));
         });
         let (chunks, complete_from) = (ring.chunks(), ring.complete_from());
-        drop(sink);
         // Later ones may be of the events that are copied here.
         let dropped = inner.dropped.load(Ordering::Relaxed);
+        drop(sink);
         let events = chunks.iter().flat_map(|chunk| chunk.iter());
         let mut events: Vec<Event> = events.chain(&newest).copied().collect();
         let before = events.len();

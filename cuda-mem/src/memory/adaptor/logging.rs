@@ -10,7 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{free_through_self, from_upstream, thread};
+use super::{free_through_self, from_upstream};
+use crate::base::biased::thread;
 use crate::base::error::{Error, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
@@ -183,7 +184,7 @@ fn record(action: Action, address: CUdeviceptr, layout: Layout, stream: &Stream)
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     Record {
         action,
-        thread: thread::number(),
+        thread: thread::own(),
         time: now.map_or(0, |now| now.as_micros() as u64),
         address,
         bytes: layout.size(),
@@ -200,10 +201,10 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
         stream: &Stream,
         upstream: impl FnOnce(CUdeviceptr, Layout) -> Result<()>,
     ) -> Result<()> {
-        // Noted before upstream has it: from then on another thread may get, and log, the same address.
         if address == 0 {
             return upstream(address, layout);
         }
+        // Noted before upstream has it: from then on another thread may get, and log, the same address.
         let record = record(Action::Free, address, layout, stream);
         self.note(record);
         let freed = upstream(address, layout);
@@ -239,13 +240,13 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
 
 impl<U> Drop for LoggingAdaptor<U> {
     fn drop(&mut self) {
-        report::release("allocation log", || self.log.get_mut().finish());
         if report::is_forked() {
             // What it has is the parent's to write, and so is what the writer's destructor would write.
             let log = self.log.get_mut();
             log.records.clear();
             log.writer.forget();
         }
+        report::release("allocation log", || self.log.get_mut().finish());
     }
 }
 

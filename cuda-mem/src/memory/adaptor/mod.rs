@@ -25,7 +25,6 @@ mod recording;
 mod recovery;
 mod recovery_policy;
 mod statistics;
-mod thread;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
@@ -131,6 +130,7 @@ macro_rules! from_upstream {
     };
 }
 use from_upstream;
+
 /// For adaptors that call no code of the program and never wait for other threads.
 macro_rules! calls_program_as_upstream {
     () => {
@@ -140,7 +140,6 @@ macro_rules! calls_program_as_upstream {
     };
 }
 use calls_program_as_upstream;
-
 
 /// A name and its upstream, on one line: errors name resources by their `Debug` output. `{:#?}` prints a structure.
 fn debug_over(f: &mut fmt::Formatter<'_>, name: &str, upstream: &dyn fmt::Debug) -> fmt::Result {

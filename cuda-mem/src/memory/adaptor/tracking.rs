@@ -196,7 +196,7 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
         if address != 0 {
             let record = Record {
                 bytes: layout.size(),
-                thread: thread::number(),
+                thread: thread::own(),
                 origin: origin::current(),
             };
             self.live.insert(address, record);

@@ -5,9 +5,9 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::base::biased::thread;
 use crate::base::error::Bytes;
 use crate::base::table::Shards;
-use crate::memory::adaptor::thread;
 
 /// Live allocations, each with the thread that made it.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Holding {
 
 impl Holders {
     pub(super) fn insert(&self, address: CUdeviceptr, bytes: u64) {
-        let thread = thread::number();
+        let thread = thread::own();
         self.0.insert(address, Holding { thread, bytes });
     }
 
@@ -43,7 +43,7 @@ impl Holders {
         });
         Shares {
             by_thread,
-            this: thread::number(),
+            this: thread::own(),
         }
         .to_string()
     }
