@@ -50,6 +50,12 @@ const fn always(functions: &'static [&'static str]) -> Answer {
     }
 }
 
+/// A free that is refused once, maybe because of a capture that is over now, is tried again. In every scenario.
+pub(super) const FREED_AGAIN: Answer = Answer {
+    functions: &[super::FREE],
+    when: INVALID,
+};
+
 /// The first call asks whether the library is the stub; the version is read after cuInit.
 pub const STUB: Answer = Answer {
     functions: &["cuDriverGetVersion"],
@@ -152,6 +158,15 @@ pub const NOT_WAITED_FOR: Leftover = Leftover {
 pub const NOT_FREED: Leftover = Leftover {
     functions: &["cuMemFreeAsync"],
     differs: block,
+};
+
+/// Memory that a graph has left, and that could not be freed.
+pub const LEFT_BY_A_GRAPH: Leftover = Leftover {
+    functions: &[super::FREE],
+    differs: |before, now| Live {
+        graph_allocations: now.graph_allocations,
+        ..before
+    },
 };
 
 /// A shared mapping stays if its end could not be ordered after the work of other streams.

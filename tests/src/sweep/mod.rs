@@ -14,6 +14,7 @@ use cuda_sim::control::Control;
 use crate::environment::{Environment, sim_path};
 use crate::own_process::{self, Part};
 use crate::watchdog;
+use meaning::FREED_AGAIN;
 pub use meaning::{Answer, Leftover, When};
 pub use pairs::every_pair_fails;
 
@@ -29,6 +30,8 @@ pub const CODES: [CUresult; 9] = {
     }
     all
 };
+
+const FREE: &str = "cuMemFreeAsync";
 
 /// Only this call fails, or this pair of calls: their numbers as in an error, separated by a comma.
 const FAULTS: &str = "CUDA_MEM_TEST_FAULTS";
@@ -78,7 +81,7 @@ pub fn every_call_fails_once(env: &Environment, scenario: Scenario) -> Result<us
         for code in CODES {
             let what = format!("call {} {function} answering {code}", index + 1);
             let reported =
-                fail(control, scenario, (index, function), code).with_context(|| what.clone())?;
+                fail(control, scenario, (index, &log), code).with_context(|| what.clone())?;
             clear_current_context(env)?;
             release_deferred(env).with_context(|| what.clone())?;
             let live = control.live();
@@ -127,13 +130,14 @@ fn logged(env: &Environment, scenario: Scenario) -> Result<Vec<String>> {
 fn fail(
     control: &Control,
     scenario: Scenario,
-    (index, function): (usize, &str),
+    (index, log): (usize, &[String]),
     code: CUresult,
 ) -> Result<bool> {
     let before = cuda_mem::base::drop_counts();
-    let outcome = run_with(control, scenario, &[(index, code)])?;
+    let outcome = run_with(control, scenario, log, &[(index, code)])?;
+    let function = log[index].as_str();
     let is_answered = || {
-        let mut answers = scenario.answers.iter();
+        let mut answers = scenario.answers.iter().chain([&FREED_AGAIN]);
         answers.any(|answer| answer.matches(index, function, code))
     };
     let reported = has_reported_since(before);
@@ -148,20 +152,32 @@ fn fail(
     Ok(reported)
 }
 
-/// Runs the scenario with calls that fail, by their index, and logs the calls. A panic is an error.
+/// Runs the scenario with calls that fail, by their index in the log of a run without failures, and logs the calls. A
+/// panic is an error.
 fn run_with(
     control: &Control,
     scenario: Scenario,
+    log: &[String],
     faults: &[(usize, CUresult)],
 ) -> Result<Result<(), Error>> {
     control.reset();
     control.start_call_log();
     for (index, code) in faults {
-        control.fail_call(*index as u64 + 1, *code);
+        if is_refused_free(&log[*index], *code) {
+            let frees = log[..=*index].iter().filter(|call| *call == FREE);
+            control.fail_without_effect(FREE, frees.count() as u64, *code);
+        } else {
+            control.fail_call(*index as u64 + 1, *code);
+        }
     }
     let outcome = catch_unwind(|| load_and_run(scenario));
     control.clear_faults();
     outcome.map_err(|_| anyhow!("a panic"))
+}
+
+/// Such a free has no effect (R68), and is tried again.
+fn is_refused_free(function: &str, code: CUresult) -> bool {
+    function == FREE && code == CUresult::CUDA_ERROR_INVALID_VALUE
 }
 
 /// Whether a destructor has reported. A context that is already gone is no failure, but counts here.

@@ -7,7 +7,9 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, Driver, Error, ErrorKind, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
-use cuda_mem_tests::sweep::meaning::{CAPTURES, ORDERED_LATER, STUB, ordered_later_after};
+use cuda_mem_tests::sweep::meaning::{
+    CAPTURES, LEFT_BY_A_GRAPH, ORDERED_LATER, STUB, ordered_later_after,
+};
 use cuda_mem_tests::sweep::{self, Scenario};
 
 /// Everything of graphs, in one go.
@@ -102,7 +104,7 @@ const SCENARIO: Scenario = Scenario {
         // Graphs are launched after these calls.
         ordered_later_after(140),
     ],
-    leftovers: &[],
+    leftovers: &[LEFT_BY_A_GRAPH],
 };
 
 #[apply(case)]

@@ -13,7 +13,9 @@ use cuda_mem::sys::{CUresult, CUstream, DriverTable};
 use cuda_mem::{DeviceBuffer, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::{Held, hold};
-use cuda_mem_tests::sweep::meaning::{ASKED_EARLY, CAPTURES, NOT_DESTROYED, NOT_ORDERED, STUB};
+use cuda_mem_tests::sweep::meaning::{
+    ASKED_EARLY, CAPTURES, NOT_DESTROYED, NOT_FREED, NOT_ORDERED, STUB,
+};
 use cuda_mem_tests::sweep::{self, Scenario};
 use cuda_mem_tests::two::two_processes;
 
@@ -82,7 +84,7 @@ fn every_call_of_sharing_fails_once(env: &Environment) -> Result<()> {
                 run: sharing,
                 at_least: 100,
                 answers: &[STUB, ASKED_EARLY, CAPTURES],
-                leftovers: &[NOT_ORDERED, NOT_DESTROYED],
+                leftovers: &[NOT_ORDERED, NOT_DESTROYED, NOT_FREED],
             };
             let control = env.control()?;
             let before = open_descriptors()?;

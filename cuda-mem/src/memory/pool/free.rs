@@ -73,13 +73,14 @@ unsafe fn retry_refused(
     stream: StreamRef<'_>,
 ) -> Result<()> {
     match freed {
-        Err(error) if is_refusal(&error) => {
+        Err(error) if is_refusal(&error) && error.function() == Some("cuMemFreeAsync") => {
             stream.refuse_captured(CAPTURED)?;
             // SAFETY: the caller's; a free that is refused has no effect (R68).
             let again = unsafe { free_relaxed(address, stream) };
             again.map_err(|error| explain_refusal(error, stream))
         }
-        freed => freed,
+        Err(error) => Err(explain_refusal(error, stream)),
+        Ok(()) => Ok(()),
     }
 }
 
