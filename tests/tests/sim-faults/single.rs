@@ -314,6 +314,39 @@ fn a_wait_that_failed_is_made_up_for(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Memory that is only read has no use that waits for them.
+#[apply(case)]
+fn readers_that_could_not_be_waited_for_are_forgotten_at_a_later_read(
+    env: &Environment,
+) -> Result<()> {
+    const ROUNDS: u64 = 100;
+    let (stream, control) = (env.stream()?, env.control()?);
+    let weights = env.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
+    let copy = env.pool()?.alloc::<u8>(&stream, 100)?;
+    stream.synchronize()?;
+    control.reset();
+    for _ in 0..ROUNDS {
+        let reader = env.stream()?;
+        let slice = weights.as_slice().read_on(&reader)?;
+        // In a captured stream nothing can be made to wait.
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(slice);
+            Ok(())
+        })?;
+    }
+    let copied = env.stream()?;
+    let mut theirs = env.pool()?.alloc::<u8>(&copied, 100)?;
+    // The copy is noted, because its last wait fails.
+    control.fail("cuStreamWaitEvent", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    ensure!(theirs.copy_from_device(&copy).is_err());
+    drop((theirs, copied));
+    let destroyed = || control.calls("cuStreamDestroy_v2");
+    ensure!(destroyed() <= ROUNDS, "{}", destroyed());
+    ensure!(weights.to_vec()? == [0; 100] && copy.to_vec()?.len() == 100);
+    ensure!(destroyed() == ROUNDS + 1, "{} of {ROUNDS}", destroyed());
+    Ok(())
+}
+
 #[apply(case)]
 fn a_library_without_a_function_is_a_typed_error(env: &Environment) -> Result<()> {
     let mut table = *env.driver.table();

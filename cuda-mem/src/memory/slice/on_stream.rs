@@ -66,10 +66,14 @@ impl Drop for OnStream<'_> {
             return;
         }
         report::release("slice on another stream", || {
-            // On failure the use stays pending, and is waited for before the memory's next use.
-            order(borrowed.other.as_ref(), borrowed.home.as_ref())?;
-            borrowed.pending_uses.lock()?.remove(borrowed.number);
-            Ok(())
+            let ordered = order(borrowed.other.as_ref(), borrowed.home.as_ref());
+            let mut pending_uses = borrowed.pending_uses.lock()?;
+            match ordered {
+                Ok(()) => pending_uses.remove(borrowed.number),
+                // The use stays pending, and is waited for before the memory's next use.
+                Err(_) => pending_uses.end(borrowed.number),
+            }
+            ordered
         });
     }
 }

@@ -20,12 +20,23 @@ pub(crate) struct PendingUse {
     bytes: Range<CUdeviceptr>,
     /// Whether it only reads, so that other readers need not wait for it.
     reads: bool,
+    /// Nothing more is submitted for it.
+    is_over: bool,
 }
 
 impl PendingUse {
     /// Whether a use of `bytes` has to wait for this one.
     pub(super) fn is_in_the_way(&self, bytes: &Range<CUdeviceptr>, writes: bool) -> bool {
-        (writes || !self.reads) && self.bytes.start < bytes.end && bytes.start < self.bytes.end
+        (writes || !self.reads) && self.overlaps(bytes)
+    }
+
+    /// Whether a use of `bytes` can put an end to this one by waiting for it.
+    pub(super) fn can_be_removed(&self, bytes: &Range<CUdeviceptr>) -> bool {
+        self.is_over && self.overlaps(bytes) && !self.stream.is_foreign()
+    }
+
+    fn overlaps(&self, bytes: &Range<CUdeviceptr>) -> bool {
+        self.bytes.start < bytes.end && bytes.start < self.bytes.end
     }
 }
 
@@ -76,8 +87,18 @@ impl PendingUses {
             stream: stream.clone(),
             bytes,
             reads,
+            is_over: false,
         });
         list.last
+    }
+
+    /// Nothing more is submitted for this use, but it could not be waited for.
+    pub(super) fn end(&mut self, number: u64) {
+        if let Some(list) = &mut self.0
+            && let Some(it) = list.uses.iter_mut().find(|it| it.number == number)
+        {
+            it.is_over = true;
+        }
     }
 
     pub(crate) fn pop(&mut self) -> Option<PendingUse> {

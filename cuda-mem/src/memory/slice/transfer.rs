@@ -200,7 +200,8 @@ impl<T: Pod> Span<'_, T> {
         };
         // In a fork nothing was submitted.
         if let Some(mut pending_uses) = pending_uses.lock_unless_forked() {
-            pending_uses.push(stream, self.addresses(), true);
+            let number = pending_uses.push(stream, self.addresses(), true);
+            pending_uses.end(number);
         }
     }
 
