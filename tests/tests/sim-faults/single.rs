@@ -119,6 +119,27 @@ fn a_buffer_that_was_not_freed_after_others_comes_back_if_it_is_there(
     Ok(())
 }
 
+/// The answer of a driver where the capture has begun after the capture mode of the request was chosen.
+#[apply(case)]
+fn a_request_that_is_refused_beside_a_new_capture_is_made_again(env: &Environment) -> Result<()> {
+    let (pool, stream, captured) = (env.pool()?, env.stream()?, env.stream()?);
+    let control = env.control()?;
+    let refused = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    captured.capture(CaptureMode::Global, |_| {
+        control.fail("cuMemAllocFromPoolAsync", 1, refused);
+        drop(pool.alloc::<u8>(&stream, 100)?);
+        control.fail("cuMemAllocAsync", 1, refused);
+        drop(stream.alloc::<u8>(100)?);
+        Ok(())
+    })?;
+    // Beside captures of others the caller hears of it.
+    control.fail("cuMemAllocFromPoolAsync", 1, refused);
+    let error = pool.alloc::<u8>(&stream, 100).err();
+    let error = error.context("the failure was lost")?;
+    ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+    Ok(())
+}
+
 #[apply(case)]
 fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.shareable_pool()?, env.stream()?, env.control()?);

@@ -13,7 +13,7 @@ use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
 use crate::driver::raw;
 use crate::ledger::{self, LedgerKind};
-use crate::memory::pool::{Pool, TOO_MUCH, too_much};
+use crate::memory::pool::{Pool, TOO_MUCH, is_refused_beside_capture, too_much};
 use crate::memory::{reclaim, resource};
 use crate::stream::Stream;
 
@@ -126,6 +126,10 @@ impl Stream {
                 })
             };
             let answer = match ask() {
+                Err(error) if is_refused_beside_capture(&error, self) => ask(),
+                answer => answer,
+            };
+            let answer = match answer {
                 Err(error) if reclaim::helps(&error, Some(self.device()), self, bytes) => ask(),
                 answer => answer,
             };

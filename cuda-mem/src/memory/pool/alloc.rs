@@ -1,6 +1,6 @@
 //! Allocation from a pool, as an address.
 
-use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::Pool;
 use super::free::free;
@@ -8,7 +8,7 @@ use crate::base::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::base::telemetry::event;
 use crate::driver::raw;
 use crate::memory::reclaim;
-use crate::stream::Stream;
+use crate::stream::{Stream, recording};
 
 impl Pool {
     /// The memory of a buffer, without the buffer: the caller has to free it. Not generic, so it is compiled only
@@ -55,7 +55,8 @@ impl Pool {
         Some(unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) })
     }
 
-    /// Asks the driver, unless it has refused already, and retries once if other resources released memory.
+    /// Asks the driver, unless it has refused already, and retries once beside a capture that has just begun, and once
+    /// if other resources released memory.
     #[cold]
     #[inline(never)]
     fn ask_thoroughly(
@@ -68,6 +69,10 @@ impl Pool {
             Some(Err(error)) if error.kind() == ErrorKind::Forked => return Err(error),
             Some(answer) => answer.map_err(|error| explain(error, bytes, self, stream)),
             None => self.ask(stream, bytes),
+        };
+        let answer = match answer {
+            Err(error) if is_refused_beside_capture(&error, stream) => self.ask(stream, bytes),
+            answer => answer,
         };
         match answer {
             Err(error) if reclaim::helps(&error, self.device(), stream, bytes) => {
@@ -111,6 +116,15 @@ impl Pool {
         }
         reached
     }
+}
+
+/// Whether a request was refused because this crate began to capture another stream after its capture mode was chosen.
+/// In relaxed mode, which is the choice from now on, it is not.
+#[cold]
+pub(crate) fn is_refused_beside_capture(error: &Error, stream: &Stream) -> bool {
+    error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        && recording::any()
+        && !stream.as_ref().is_captured()
 }
 
 /// Adds the numbers to an out-of-memory error. If querying them fails, they are left out.

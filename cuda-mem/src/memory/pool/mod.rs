@@ -20,7 +20,7 @@ mod threshold;
 
 pub use access::Access;
 pub(crate) use access::list_of;
-pub(crate) use alloc::{TOO_MUCH, too_much};
+pub(crate) use alloc::{TOO_MUCH, is_refused_beside_capture, too_much};
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
 pub(crate) use free::{explain_refusal, free, free_harmlessly, free_otherwise};
