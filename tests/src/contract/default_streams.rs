@@ -7,9 +7,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::memory::StatisticsAdaptor;
 use cuda_mem::stream::StreamRef;
 use cuda_mem::sys::CU_STREAM_PER_THREAD;
-use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
+use cuda_mem::{DeviceBuffer, ErrorKind, Resource, Stream};
 
 use super::context::{Foreign, set_current};
 use crate::environment::Environment;
@@ -131,6 +132,33 @@ fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(env: &Environment) 
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     drop(buffer);
     ensure!(cuda_mem::base::drop_counts().failures == before);
+    if env.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+/// As a plain free, which waits: this thread can order nothing with that stream.
+#[apply(case)]
+fn a_buffer_of_a_threads_own_stream_may_be_freed_after_others_elsewhere(
+    env: &Environment,
+) -> Result<()> {
+    // The wait is for the whole context.
+    let _pressure = env.exclusive();
+    let (context, pool, other) = (env.context()?, env.pool()?, env.stream()?);
+    let adapted = Resource::new(StatisticsAdaptor::new(env.pool()?));
+    let (from_pool, from_resource) = std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let own = context.per_thread_stream();
+            anyhow::Ok((
+                pool.alloc::<u8>(&own, 1000)?,
+                adapted.alloc::<u8>(&own, 1000)?,
+            ))
+        });
+        there.join().map_err(|_| anyhow!("panicked"))?
+    })?;
+    from_pool.free_after([&other])?;
+    from_resource.free_after([&other])?;
     if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }

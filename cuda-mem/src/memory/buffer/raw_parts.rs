@@ -54,7 +54,8 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// Frees the memory in the order of its own stream and after all work now in `others`, for memory that those
-    /// streams used too. The host does not wait. The buffer's stream is made to wait for them, unless its resource
+    /// streams used too. The host does not wait, unless the buffer's stream is another thread's own. The buffer's
+    /// stream is made to wait for them, unless its resource
     /// [does better](crate::MemoryResource::deallocate_after): an arena makes no stream wait.
     ///
     /// # Errors
@@ -79,8 +80,16 @@ impl<T: Pod> DeviceBuffer<T> {
         others: impl IntoIterator<Item = &'a Stream>,
     ) -> Result<(), Failed<Self>> {
         let others: Vec<&Stream> = others.into_iter().collect();
-        if !matches!(*self.deallocator, Deallocator::Resource(..)) || self.stream.is_foreign() {
-            return match self.stream.join(others) {
+        let is_foreign = self.stream.is_foreign();
+        if !matches!(*self.deallocator, Deallocator::Resource(..)) || is_foreign {
+            let ordered = if is_foreign {
+                // Nothing can be ordered with that stream here.
+                let mut others = others.into_iter();
+                others.try_for_each(|other| other.as_ref().wait_unless_captured())
+            } else {
+                self.stream.join(others)
+            };
+            return match ordered {
                 Ok(()) => self.free(),
                 Err(error) => Err(Failed::new(error, self)),
             };
