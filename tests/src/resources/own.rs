@@ -25,6 +25,7 @@ struct Own {
     lock: Mutex<()>,
     refuses: AtomicBool,
     panics: AtomicBool,
+    requests: AtomicU32,
     returns: AtomicU32,
 }
 
@@ -35,6 +36,7 @@ impl Own {
             lock: Mutex::default(),
             refuses: AtomicBool::new(false),
             panics: AtomicBool::new(false),
+            requests: AtomicU32::new(0),
             returns: AtomicU32::new(0),
         }))
     }
@@ -43,6 +45,7 @@ impl Own {
 // SAFETY: all memory comes from the pool and goes back there.
 unsafe impl MemoryResource for Own {
     fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.pool.allocate(layout, stream)
     }
@@ -344,18 +347,30 @@ fn a_forked_child_leaves_adaptors_alone(env: &Environment) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks. The memory is the parent's, and so is the resource.
 #[apply(case_alone)]
-fn a_forked_child_gives_no_resource_its_memory_back(env: &Environment) -> Result<()> {
+fn a_forked_child_calls_no_resource(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let own = Own::new(env)?;
-    let buffer = Resource::from(own.clone()).alloc::<u8>(&stream, 1000)?;
-    // SAFETY: the child drops a buffer, which must do nothing there, and ends with _exit.
+    let resource = Resource::from(own.clone());
+    let (buffer, other) = (
+        resource.alloc::<u8>(&stream, 1000)?,
+        resource.alloc::<u8>(&stream, 1000)?,
+    );
+    // SAFETY: the child asks for memory and gives some back, which must do nothing there, and ends with _exit.
     let child = unsafe { forks::fork() }?;
     if child == 0 {
+        let refused = |error: &Error| error.kind() == ErrorKind::Forked;
+        let asked = resource.alloc::<u8>(&stream, 1000).map(drop);
+        let freed = other.free_after([&stream]).map_err(|failed| failed.error);
         drop(buffer);
-        forks::end_child(own.returns.load(Ordering::Relaxed) == 0);
+        forks::end_child(
+            asked.is_err_and(|error| refused(&error))
+                && freed.is_err_and(|error| refused(&error))
+                && own.requests.load(Ordering::Relaxed) == 2
+                && own.returns.load(Ordering::Relaxed) == 0,
+        );
     }
     forks::ends_well(child)?;
-    drop(buffer);
-    ensure!(own.returns.load(Ordering::Relaxed) == 1);
+    drop((buffer, other));
+    ensure!(own.returns.load(Ordering::Relaxed) == 2);
     Ok(())
 }

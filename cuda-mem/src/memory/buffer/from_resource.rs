@@ -15,6 +15,7 @@ use crate::base::biased::Held;
 use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
 use crate::base::origin;
+use crate::base::report;
 use crate::ledger;
 use crate::memory::resource::{RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
@@ -63,6 +64,8 @@ impl Resource {
     fn alloc_bytes(&self, stream: &Stream, layout: Layout) -> Result<CUdeviceptr> {
         let address = if layout.size() == 0 {
             0
+        } else if report::is_forked() {
+            return Err(Error::forked());
         } else {
             let _noted = origin::note();
             stream.release_deferred();

@@ -13,6 +13,7 @@ use super::listed;
 use crate::base::biased::Held;
 use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
+use crate::base::report;
 use crate::driver::device::Device;
 use crate::ledger::{self, LedgerKind};
 use crate::stream::Stream;
@@ -79,6 +80,9 @@ impl<T: Pod> DeviceBuffer<T> {
         mut self,
         others: impl IntoIterator<Item = &'a Stream>,
     ) -> Result<(), Failed<Self>> {
+        if report::is_forked() {
+            return Err(Failed::new(Error::forked(), self));
+        }
         let others: Vec<&Stream> = others.into_iter().collect();
         let is_foreign = self.stream.is_foreign();
         if !matches!(*self.deallocator, Deallocator::Resource(..)) || is_foreign {
