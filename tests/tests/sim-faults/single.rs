@@ -141,6 +141,25 @@ fn a_request_that_is_refused_beside_a_new_capture_is_made_again(env: &Environmen
 }
 
 #[apply(case)]
+fn every_spare_pool_is_destroyed_though_one_cannot_be(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    // SAFETY: no other thread runs.
+    let destroy = || unsafe { MemoryPool::destroy_spares() };
+    destroy()?;
+    drop([env.pool()?, env.pool()?, env.pool()?]);
+    control.reset();
+    control.fail("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    let error = destroy().err().context("the failure was lost")?;
+    ensure!(
+        error.code() == Some(CUresult::CUDA_ERROR_UNKNOWN),
+        "{error}"
+    );
+    ensure!(control.calls("cuMemPoolDestroy") == 3);
+    ensure!(destroy()? == 0);
+    Ok(())
+}
+
+#[apply(case)]
 fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.shareable_pool()?, env.stream()?, env.control()?);
     control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_INVALID_VALUE);

@@ -75,7 +75,7 @@ impl MemoryPool {
     ///
     /// # Errors
     ///
-    /// Any driver error. Pools that could not be destroyed are leaked.
+    /// The first error of the driver; all pools are tried. Those that could not be destroyed are leaked.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -90,11 +90,14 @@ impl MemoryPool {
     #[doc(alias = "cuMemPoolDestroy")]
     pub unsafe fn destroy_spares() -> Result<usize> {
         let spares = std::mem::take(&mut *SPARES.lock()?);
-        let number = spares.len();
+        let mut all = Ok(spares.len());
         for spare in spares {
             // SAFETY: nobody has a handle, nothing of the pool is outstanding, and nobody waits for a stream.
-            unsafe { sharing::destroy(spare.kind.driver, spare.pool) }?;
+            let destroyed = unsafe { sharing::destroy(spare.kind.driver, spare.pool) };
+            if let Err(error) = destroyed {
+                all = all.and(Err(error));
+            }
         }
-        Ok(number)
+        all
     }
 }
