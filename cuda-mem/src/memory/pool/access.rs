@@ -240,9 +240,10 @@ impl Pool {
                 self.0.reach.fetch_and(!bit, Ordering::Relaxed);
             } else if self.device() != Some(*device) {
                 granted.push(*device);
-                self.0.reach.fetch_or(bit, Ordering::Relaxed);
+                self.0.reach.fetch_or(bit, Ordering::SeqCst);
             }
         }
+        self.forget_reach_if_failed();
         Ok(())
     }
 
@@ -335,8 +336,9 @@ impl Pool {
         let _granted = self.0.granted.lock()?;
         if self.access(&device)? == Access::ReadWrite {
             // Other code has granted it.
-            self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
-            return Ok(());
+            self.0.reach.fetch_or(bit(device), Ordering::SeqCst);
+            self.forget_reach_if_failed();
+            return self.require_healthy();
         }
         Err(Error::invalid(format!(
             "{device} has no access to {self}; take a stream of the pool's device, or give access \

@@ -68,13 +68,20 @@ impl MemoryPool {
     /// Prevents further allocation from this pool, and its destruction: the driver might crash.
     #[cfg(any(target_os = "linux", windows))]
     pub(crate) fn note_failed_export(&self) {
-        self.0.0.sharing.has_failed.store(true, Ordering::Relaxed);
-        // Allocations look at this first, and then ask in `require_reach`.
-        self.0.0.reach.store(0, Ordering::Relaxed);
+        self.0.0.sharing.has_failed.store(true, Ordering::SeqCst);
+        self.forget_reach_if_failed();
     }
 }
 
 impl super::Pool {
+    /// Allocations look at the reach first, and then ask in `require_reach`. Called after each change of either: one of
+    /// two threads sees both.
+    pub(super) fn forget_reach_if_failed(&self) {
+        if self.0.sharing.has_failed.load(Ordering::SeqCst) {
+            self.0.reach.store(0, Ordering::SeqCst);
+        }
+    }
+
     /// An error after a failed export, after which the pool must not be used.
     pub(crate) fn require_healthy(&self) -> Result<()> {
         if !self.0.sharing.has_failed.load(Ordering::Relaxed) {
