@@ -59,8 +59,8 @@ pub struct Pool(Arc<Inner>);
 /// A memory pool that this process owns.
 ///
 /// A handle that can be cloned. Buffers stay valid after the last handle is dropped: the pool ends once all its
-/// memory has been freed, at the next call of this crate that synchronises, creates a pool, or ends a stream or a
-/// context. It then returns all memory to the driver, and is reused for the next pool with the same properties,
+/// memory has been freed, at a call of this crate that synchronises, creates a pool, or ends a stream or a context: at
+/// the next one, or at one of the next 64 if many were in vain; a wait for a context tries always. It then returns all memory to the driver, and is reused for the next pool with the same properties,
 /// because drivers crash if a pool is destroyed while threads wait
 /// ([`destroy_spares`](MemoryPool::destroy_spares)). Pools that can be shared with other processes are destroyed.
 /// Most methods are in [`Pool`].
