@@ -4,7 +4,6 @@ use std::future::Future;
 use std::task::{Context, Waker};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
@@ -19,7 +18,7 @@ const EXPORT: &str = "cuMemPoolExportToShareableHandle";
 const DESTROY: &str = "cuMemPoolDestroy";
 
 /// So many frees have no effect from now on. One is tried twice, in case that a capture was the reason.
-fn refuse_frees(control: &Control, frees: u64) {
+pub(super) fn refuse_frees(control: &Control, frees: u64) {
     for nth in 1..=frees {
         control.fail_without_effect("cuMemFreeAsync", nth, CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -38,48 +37,6 @@ fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> 
     ensure!(buffer.to_vec()? == [7; 100]);
     buffer.free()?;
     ensure!(pool.stats()?.used.current == 0);
-    Ok(())
-}
-
-/// A free in a captured stream is refused without effect (R68). That capture may have ended when the cause is looked for.
-#[apply(case)]
-fn a_free_that_was_refused_is_tried_again_in_a_stream_that_is_not_captured(
-    env: &Environment,
-) -> Result<()> {
-    let (stream, control) = (env.stream()?, env.control()?);
-    for is_of_resource in [false, true] {
-        let pool = env.pool()?;
-        let resource = Resource::from(pool.clone());
-        let before = drop_counts();
-        let alloc = || match is_of_resource {
-            true => resource.alloc::<u8>(&stream, 100),
-            false => pool.alloc(&stream, 100),
-        };
-        let (dropped, freed, deferred) = (alloc()?, alloc()?, alloc()?);
-        refuse_frees(control, 1);
-        drop(dropped);
-        refuse_frees(control, 1);
-        freed.free()?;
-        stream.capture(CaptureMode::Relaxed, |_| {
-            drop(deferred);
-            refuse_frees(control, 1);
-            Ok(())
-        })?;
-        ensure!(pool.stats()?.used.current == 0);
-        ensure!(drop_counts() == before, "{:?}", drop_counts());
-
-        // What is refused twice is wrong.
-        let (dropped, deferred) = (alloc()?, alloc()?);
-        refuse_frees(control, 2);
-        drop(dropped);
-        ensure!(drop_counts().failures == before.failures + 1);
-        stream.capture(CaptureMode::Relaxed, |_| {
-            drop(deferred);
-            refuse_frees(control, 2);
-            Ok(())
-        })?;
-        ensure!(drop_counts().failures == before.failures + 2);
-    }
     Ok(())
 }
 
@@ -116,27 +73,6 @@ fn a_buffer_that_was_not_freed_after_others_comes_back_if_it_is_there(
         bail!("the failure was lost");
     };
     ensure!(failed.object.is_none() && failed.error.kind() == ErrorKind::DeviceFault);
-    Ok(())
-}
-
-/// The answer of a driver where the capture has begun after the capture mode of the request was chosen.
-#[apply(case)]
-fn a_request_that_is_refused_beside_a_new_capture_is_made_again(env: &Environment) -> Result<()> {
-    let (pool, stream, captured) = (env.pool()?, env.stream()?, env.stream()?);
-    let control = env.control()?;
-    let refused = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    captured.capture(CaptureMode::Global, |_| {
-        control.fail("cuMemAllocFromPoolAsync", 1, refused);
-        drop(pool.alloc::<u8>(&stream, 100)?);
-        control.fail("cuMemAllocAsync", 1, refused);
-        drop(stream.alloc::<u8>(100)?);
-        Ok(())
-    })?;
-    // Beside captures of others the caller hears of it.
-    control.fail("cuMemAllocFromPoolAsync", 1, refused);
-    let error = pool.alloc::<u8>(&stream, 100).err();
-    let error = error.context("the failure was lost")?;
-    ensure!(error.kind() == ErrorKind::Capturing, "{error}");
     Ok(())
 }
 
