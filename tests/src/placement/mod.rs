@@ -4,5 +4,6 @@ mod allocating;
 mod ends;
 mod exports;
 mod gathered;
+mod host_access;
 mod kinds;
 mod spread;

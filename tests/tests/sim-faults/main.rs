@@ -16,6 +16,7 @@ mod host;
 mod ipc;
 mod managed;
 mod placement;
+mod pools;
 mod refused;
 mod single;
 mod sweep;
@@ -48,7 +49,7 @@ fn is_ours(test: &Test) -> bool {
 /// Splits the tests into two suites that take about as long and run side by side.
 fn is_of_first_half(test: &Test) -> bool {
     is_ours(test)
-        && ["sweep", "single", "refused", "placement", "graph"]
+        && ["sweep", "single", "pools", "refused", "placement", "graph"]
             .iter()
             .any(|module| test.is_in(&format!("sim_faults::{module}")))
 }

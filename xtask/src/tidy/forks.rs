@@ -50,6 +50,14 @@ const ASKING: &[(&str, &str)] = &[
         "base/biased/count.rs",
         "nobody finishes what another thread was counting",
     ),
+    (
+        "memory/buffer/from_resource.rs",
+        "a resource of the program would be called to allocate",
+    ),
+    (
+        "memory/buffer/raw_parts.rs",
+        "a resource of the program would be called to free",
+    ),
     // What comes first would hide the error, or act.
     (
         "memory/buffer/mod.rs",
