@@ -2,13 +2,13 @@
 
 use anyhow::{Context as _, Result, ensure};
 use bytemuck::Pod;
+use cuda_mem::ErrorKind;
 use cuda_mem::driver::Location;
 use cuda_mem::kernel::Launch;
 use cuda_mem::mapped::{GrowableBuffer, MappedMemory};
 use cuda_mem::placement::{
     AccessPattern, PlacedBuffer, PlacementKind, PlacementRequest, Topology, TopologyDevice,
 };
-use cuda_mem::ErrorKind;
 
 use super::kinds::{self, Way};
 use super::spread::places;
