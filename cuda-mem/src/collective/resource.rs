@@ -264,6 +264,10 @@ unsafe impl MemoryResource for RegisteredResource {
     fn memory_kind(&self) -> MemoryKind {
         MemoryKind::Device
     }
+
+    fn waits_to_free(&self) -> bool {
+        true
+    }
 }
 
 impl fmt::Debug for RegisteredResource {

@@ -326,6 +326,8 @@ impl Stream {
 
     /// Releases what a wait has made possible. Runs code of the program.
     pub(crate) fn after_wait(&self) {
+        // What waited for this stream is not skipped.
+        self.release_deferred();
         deferred::poll();
         after_wait::tell();
     }

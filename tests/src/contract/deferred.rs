@@ -4,17 +4,21 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
-use cuda_mem::memory::{CurrentPool, PinnedResource, StatisticsAdaptor};
+use cuda_mem::memory::{CurrentPool, DirectResource, PinnedResource, StatisticsAdaptor};
 use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
 use crate::foreign::{begin, end, end_well};
-use crate::hold::hold;
+use crate::hold::{hold, hold_for};
+
+/// Only to end a test that fails.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The mode of a capture that forbids much to all threads.
 const GLOBAL: u32 = 0;
@@ -187,6 +191,33 @@ fn an_owner_is_let_go_once_the_captured_stream_is_done(env: &Environment) -> Res
     stream.context().synchronize()?;
     ensure!(Arc::strong_count(&theirs) == 1);
     ensure!(drop_counts().failures == failures);
+    Ok(())
+}
+
+/// Such memory is freed after a wait for its stream, which no call about others should make.
+#[apply(case_alone)]
+fn memory_whose_free_waits_is_freed_once_its_stream_is_done(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let direct = Resource::new(DirectResource::new(env.device()?));
+    for resource in [
+        direct.clone(),
+        Resource::new(StatisticsAdaptor::new(direct)),
+    ] {
+        let buffer = resource.alloc::<u8>(&stream, 1000)?;
+        let held = hold_for(&stream, PATIENCE)?;
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(buffer);
+            Ok(())
+        })?;
+        other.synchronize()?;
+        ensure!(!stream.is_done()?, "something has waited for the stream");
+        ensure!(drop_counts().waiting == 1);
+        drop(held);
+        stream.synchronize()?;
+        let counts = drop_counts();
+        ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
+    }
     Ok(())
 }
 

@@ -116,6 +116,10 @@ macro_rules! from_upstream {
             self.upstream.memory_properties()
         }
 
+        fn waits_to_free(&self) -> bool {
+            self.upstream.waits_to_free()
+        }
+
         fn memory_kind(&self) -> $crate::driver::pointer::MemoryKind {
             self.upstream.memory_kind()
         }

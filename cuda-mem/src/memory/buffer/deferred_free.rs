@@ -38,7 +38,13 @@ impl Drop for DeferredFree {
 
 impl OrderedRelease for DeferredFree {
     fn waits_for_stream(&self) -> bool {
-        self.is_held_up || matches!(self.deallocator, Some(Deallocator::External(_)))
+        self.is_held_up
+            || match &self.deallocator {
+                Some(Deallocator::External(_)) => true,
+                // It would be waited for in an unrelated call.
+                Some(Deallocator::Resource(resource, _)) => resource.waits_to_free(),
+                Some(Deallocator::Driver) | None => false,
+            }
     }
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {

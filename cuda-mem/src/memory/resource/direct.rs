@@ -89,4 +89,8 @@ unsafe impl MemoryResource for DirectResource {
     fn may_call_program(&self) -> bool {
         false
     }
+
+    fn waits_to_free(&self) -> bool {
+        true
+    }
 }

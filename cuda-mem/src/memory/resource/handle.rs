@@ -196,6 +196,10 @@ unsafe impl MemoryResource for Resource {
         self.inner.may_call_program()
     }
 
+    fn waits_to_free(&self) -> bool {
+        self.inner.waits_to_free()
+    }
+
     fn trim_to(&self, keep: u64) -> Result<()> {
         let _inside = ResourceCall::enter();
         self.inner.trim_to(keep)

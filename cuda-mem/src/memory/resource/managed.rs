@@ -76,4 +76,8 @@ unsafe impl MemoryResource for ManagedResource {
     fn may_call_program(&self) -> bool {
         false
     }
+
+    fn waits_to_free(&self) -> bool {
+        true
+    }
 }

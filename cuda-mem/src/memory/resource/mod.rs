@@ -164,6 +164,12 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         true
     }
 
+    /// Whether a free waits for its stream, as drivers do for memory that is no pool's.
+    #[doc(hidden)]
+    fn waits_to_free(&self) -> bool {
+        false
+    }
+
     /// Releases unused memory held by this resource and its upstreams, down to as little as possible but no less
     /// than `keep` bytes. Never waits. By default does nothing.
     ///
@@ -239,6 +245,11 @@ macro_rules! forward {
             fn may_call_program(&self) -> bool {
                 let $held = self;
                 $crate::memory::resource::MemoryResource::may_call_program(&$resource)
+            }
+
+            fn waits_to_free(&self) -> bool {
+                let $held = self;
+                $crate::memory::resource::MemoryResource::waits_to_free(&$resource)
             }
 
             fn trim_to(&self, keep: u64) -> $crate::base::error::Result<()> {

@@ -193,4 +193,8 @@ unsafe impl MemoryResource for PinnedResource {
     fn may_call_program(&self) -> bool {
         false
     }
+
+    fn waits_to_free(&self) -> bool {
+        true
+    }
 }
