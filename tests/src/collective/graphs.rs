@@ -130,13 +130,10 @@ fn memory_within_and_without_a_capture_does_not_mix(env: &Environment) -> Result
 /// N5. If NCCL never returns, this process is ended.
 #[apply(case_of_two_alone)]
 fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<()> {
-    let (nccl, contexts) = (nccl(env)?, contexts(env)?);
-    let id = nccl.unique_id()?;
     // A rank that aborts fails the other one, which must be done by then.
     let done = Barrier::new(2);
-    let run = |number: usize| -> Result<()> {
-        let builder = nccl.communicator(&contexts[number], 2, number);
-        let rank = Rank::new(builder.blocking(true).timeout(LIMIT).join(&id)?)?;
+    let blocking = |builder: CommunicatorBuilder| builder.blocking(true).timeout(LIMIT);
+    in_threads_as(env, blocking, |rank| {
         let buffer = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 100])?;
         let (graph, ()) = rank.stream.capture(CaptureMode::Relaxed, |capture| {
             let buffer = capture.adopt(buffer);
@@ -162,15 +159,8 @@ fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<
             let aborted = aborter.join().map_err(|_| anyhow!("it panicked"))?;
             Ok(aborted?)
         })
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| run(1));
-        let first = run(0);
-        other
-            .join()
-            .map_err(|_| anyhow!("rank 1 panicked"))?
-            .and(first)
-    })
+    })?;
+    Ok(())
 }
 
 /// A group has a place for each of its streams among what is kept out of captures.

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cuda_mem::collective::{Communicator, Nccl};
+use cuda_mem::collective::{Communicator, CommunicatorBuilder, Nccl};
 use cuda_mem::{Context, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::{Backend, Environment, Skip};
@@ -89,13 +89,21 @@ fn in_threads<T: Send>(
     limit: Duration,
     body: impl Fn(Rank) -> Result<T> + Sync,
 ) -> Result<[T; 2]> {
+    in_threads_as(env, |builder| builder.timeout(limit), body)
+}
+
+/// The same, with settings of the communicators.
+fn in_threads_as<T: Send>(
+    env: &Environment,
+    settings: impl Fn(CommunicatorBuilder) -> CommunicatorBuilder + Sync,
+    body: impl Fn(Rank) -> Result<T> + Sync,
+) -> Result<[T; 2]> {
     let nccl = nccl(env)?;
     let id = nccl.unique_id()?;
     let contexts = contexts(env)?;
     let run = |number: usize| {
         let builder = nccl.communicator(&contexts[number], 2, number);
-        body(Rank::new(builder.timeout(limit).join(&id)?)?)
-            .with_context(|| format!("rank {number}"))
+        body(Rank::new(settings(builder).join(&id)?)?).with_context(|| format!("rank {number}"))
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| run(1));

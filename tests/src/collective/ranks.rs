@@ -142,6 +142,10 @@ fn memory_of_another_device_is_refused(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+fn blocking(builder: CommunicatorBuilder) -> CommunicatorBuilder {
+    builder.blocking(true)
+}
+
 /// NCCL has a thread of its own for what does not block, with another default stream.
 #[apply(case_of_two)]
 fn a_threads_own_stream_needs_a_blocking_communicator(env: &Environment) -> Result<()> {
@@ -156,16 +160,13 @@ fn a_threads_own_stream_needs_a_blocking_communicator(env: &Environment) -> Resu
     first.communicator.check()?;
     ensure!(numbers.to_vec()? == [1; 10], "it was refused, and ran");
 
-    let (nccl, contexts) = (nccl(env)?, contexts(env)?);
-    let id = nccl.unique_id()?;
-    let run = |number: usize| -> Result<()> {
-        let builder = nccl.communicator(&contexts[number], 2, number);
-        let rank = Rank::new(builder.blocking(true).join(&id)?)?;
-        let own = contexts[number].per_thread_stream();
+    in_threads_as(env, blocking, |rank| {
+        let number = rank.number() as u32;
+        let own = rank.communicator.context().per_thread_stream();
         let mut numbers = rank.pool.alloc_zeroed::<u32>(&own, 1 << 20)?;
         for round in 0..20_u32 {
             // Its contents are ready only in the order of the stream.
-            numbers.fill(round + number as u32)?;
+            numbers.fill(round + number)?;
             rank.communicator
                 .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
             ensure!(
@@ -174,37 +175,20 @@ fn a_threads_own_stream_needs_a_blocking_communicator(env: &Environment) -> Resu
             );
         }
         Ok(rank.communicator.close()?)
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| run(1));
-        let first = run(0);
-        other
-            .join()
-            .map_err(|_| anyhow!("rank 1 panicked"))?
-            .and(first)
-    })
+    })?;
+    Ok(())
 }
 
 #[apply(case_of_two)]
 fn a_blocking_communicator_does_the_same(env: &Environment) -> Result<()> {
-    let (nccl, contexts) = (nccl(env)?, contexts(env)?);
-    let id = nccl.unique_id()?;
-    let run = |number: usize| -> Result<()> {
-        let builder = nccl.communicator(&contexts[number], 2, number);
-        let rank = Rank::new(builder.blocking(true).join(&id)?)?;
-        let mut numbers = rank.pool.alloc_from(&rank.stream, &[number as i8 + 1])?;
+    in_threads_as(env, blocking, |rank| {
+        let mine = [rank.number() as i8 + 1];
+        let mut numbers = rank.pool.alloc_from(&rank.stream, &mine)?;
         rank.communicator
             .all_reduce_in_place(&mut numbers, ReduceOp::Sum)?;
         rank.communicator.synchronize(&rank.stream)?;
         ensure!(numbers.to_vec()? == [3]);
         Ok(rank.communicator.close()?)
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| run(1));
-        let first = run(0);
-        other
-            .join()
-            .map_err(|_| anyhow!("rank 1 panicked"))?
-            .and(first)
-    })
+    })?;
+    Ok(())
 }
