@@ -113,10 +113,10 @@ impl fmt::Display for CpuMappingReason {
             Self::MemoryOfHost => "the memory is the host's",
             Self::ManagedMemory => "managed memory moves; take `ManagedBuffer::host`",
             Self::NotGpuDirect => {
-                "the driver lets nobody else reach this memory; take memory of `CpuMappingOptions::alloc`"
+                "no other device can access this memory directly (GPUDirect RDMA); use memory from `CpuMappingOptions::alloc`"
             }
             Self::SharedPages => {
-                "the block shares its pages with others; take memory of `CpuMappingOptions::alloc`"
+                "the block shares its pages with others; use memory from `CpuMappingOptions::alloc`"
             }
             Self::NoDmaBufMapping => {
                 "the device's dma-bufs cannot be mapped (attribute 152, CUDA 13.3 and the open kernel modules)"

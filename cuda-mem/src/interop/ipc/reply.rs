@@ -175,7 +175,7 @@ impl Received {
     }
 }
 
-/// A buffer that was freed in stream order. Its sender is told once the free is done.
+/// A buffer freed in stream order. The sender is told when the free is done.
 struct PendingReturn {
     received: Received,
     stream: Stream,

@@ -236,7 +236,7 @@ impl MappedMemory {
 
     /// Gives access to what is mapped, or changes nothing. The access is not recorded.
     pub(super) fn give(&self, who: Location, access: Access) -> Result<()> {
-        // What it cannot have there it has not, and need not be asked for.
+        // Access that is impossible at a place need not be withdrawn there.
         let concerned =
             |part: &&Part| access != Access::None || can_have(who, part.memory.location());
         for part in self.parts.iter().filter(concerned) {

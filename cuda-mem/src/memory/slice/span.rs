@@ -205,8 +205,8 @@ impl<'a, T: Pod> Span<'a, T> {
             wait_for_use(&pending_use.stream, self.stream)?;
             pending_uses.lock()?.remove(pending_use.number);
         }
-        // Readers that are over are in nobody's way. They are waited for all the same, or they would stay for as long as
-        // the memory is only read. If that is not possible now, a later use does it.
+        // A reader that is over blocks nothing. It is waited for all the same: otherwise it would stay in the list for as
+        // long as the memory is only read. If the wait fails, a later use tries again.
         let can_be_removed =
             |it: &&PendingUse| it.number > self.waited && it.can_be_removed(&bytes);
         let next = || Ok::<_, Error>(pending_uses.lock()?.iter().find(can_be_removed).cloned());
