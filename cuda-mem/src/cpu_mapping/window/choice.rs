@@ -309,7 +309,7 @@ mod tests {
         );
         assert!(text.contains("not dma-buf: not wanted"), "{text}");
         assert!(
-            text.contains("not gdrcopy: the driver lets nobody else"),
+            text.contains("not gdrcopy: no other device can access"),
             "{text}"
         );
         let full = CpuMappingInfo {
