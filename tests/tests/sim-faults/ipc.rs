@@ -212,7 +212,10 @@ mod returns {
     fn a_buffer_that_stays_mapped_is_no_reason_to_wait(env: &Environment) -> Result<()> {
         lend(env, |there, received, end| {
             let control = env.control()?;
-            control.fail_without_effect("cuMemFreeAsync", 1, CUresult(1));
+            for nth in 1..=2 {
+                // The free is tried again.
+                control.fail_without_effect("cuMemFreeAsync", nth, CUresult(1));
+            }
             let failed = there.give_back(received).err().context("it did not fail")?;
             ensure!(failed.error.function() == Some("cuMemFreeAsync"));
             let end = end
@@ -222,6 +225,17 @@ mod returns {
             ensure!(end.kind() == ErrorKind::PeerFailed);
             ensure!(end.to_string().contains("cuMemFreeAsync"), "{end}");
             Ok(())
+        })
+    }
+
+    /// A capture that was the reason may have ended when it is looked for.
+    #[apply(case)]
+    fn a_buffer_whose_free_was_refused_once_goes_back(env: &Environment) -> Result<()> {
+        lend(env, |there, received, end| {
+            env.control()?
+                .fail_without_effect("cuMemFreeAsync", 1, CUresult(1));
+            there.give_back(received)?;
+            Ok(end.recv_timeout(LIMIT)??)
         })
     }
 

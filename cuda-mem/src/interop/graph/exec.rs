@@ -9,6 +9,7 @@ use crate::base::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::base::report;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::pool;
 use crate::memory::slice::wait_for_use;
 use crate::stream::context::Context;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
@@ -270,13 +271,12 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
         return free(address, stream.context().per_thread_stream().as_ref());
     }
     let open = stream.submit()?;
-    // The driver would record the free instead of executing it.
+    // The driver would record the free instead of executing it. No capture of this crate begins while `open` lives.
     open.refuse_captured(
         "the stream in which the graph left memory is being captured; free it afterwards",
     )?;
     // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
-    open.relaxed_while_capturing(|queue| unsafe { raw::alloc::free(queue, address) })
-        .map_err(|error| crate::memory::pool::explain_refusal(error, stream))
+    unsafe { pool::free_with_retry(address, stream) }
 }
 
 impl Drop for GraphExec {

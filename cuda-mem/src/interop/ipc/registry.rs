@@ -282,10 +282,9 @@ pub(super) fn release_pointer(
         for other in &pointer.ended {
             order(other.as_ref(), stream.as_ref())?;
         }
-        let open = stream.as_ref().submit()?;
         // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
         // stream's context is current (R8).
-        open.relaxed_while_capturing(|queue| unsafe { raw::alloc::free(queue, address) })?;
+        unsafe { pool::free_with_retry(address, stream.as_ref()) }?;
         let pointer = entry.pointers.remove(&address);
         let free = Free::new(stream);
         match entry.frees.iter_mut().find(|free| free.stream == *stream) {

@@ -84,6 +84,18 @@ unsafe fn retry_refused(
     }
 }
 
+/// As [`free`], and tries once more if it was refused for a capture of the stream that has ended.
+///
+/// # Safety
+///
+/// Same as [`raw::alloc::free`].
+pub(crate) unsafe fn free_with_retry(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    let freed = stream.submit_free(|queue| unsafe { raw::alloc::free(queue, address) });
+    // SAFETY: the caller's.
+    unsafe { retry_refused(freed, address, stream) }
+}
+
 /// Frees without disturbing any capture. If the stream is captured, the error says so.
 ///
 /// # Safety
@@ -111,7 +123,7 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// Says that the stream is captured, if that may be the reason.
-pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
+fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
     if !is_refusal(&error) {
         return error;
     }
