@@ -245,7 +245,7 @@ class Recorders(unittest.TestCase):
             ended = self.run_program(program, "")
             self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
-    @unittest.skipUnless(os.path.exists("/dev/full"), "no file is always full")
+    @unittest.skipIf(os.name == "nt", "no file is always full")
     def test_a_log_that_cannot_be_written_leaves_the_others_complete(self):
         # Each is the first in turn, as sets have no order.
         for full in range(3):

@@ -103,6 +103,7 @@ class Logs(unittest.TestCase):
 
 
 class Shims(unittest.TestCase):
+    @unittest.skipIf(os.name == "nt", "none is built on Windows")
     def test_a_machine_that_cannot_build_one_goes_without(self):
         no_home = """
             import pathlib

@@ -411,7 +411,9 @@ mod tests {
         let left = names.map(|name| all.join(name).exists());
         drop(lock);
         std::fs::remove_dir_all(&all).expect("removed");
-        // Windows has process numbers for all, and no such locks here.
-        assert_eq!(left, [true, false, cfg!(target_os = "linux"), true]);
+        let [own, ended, locked, other] = left;
+        assert!(own && !ended && other, "{left:?}");
+        // Windows has process numbers for all, and no such locks here. Whether a folder with an open file goes, it decides.
+        assert!(locked || cfg!(windows));
     }
 }

@@ -10,6 +10,9 @@ use crate::system::{Range, SharedFile};
 /// A multiple of the page size of every supported machine.
 const PAGE: u64 = 64 << 10;
 
+/// Memory of a driver that is as long as this begins at a multiple of it.
+pub(crate) const LARGE_PAGE: u64 = 2 << 20;
+
 /// A range of address space, released when dropped. Costs nothing until [`Mapping::commit`].
 #[derive(Debug)]
 pub(crate) struct Mapping {

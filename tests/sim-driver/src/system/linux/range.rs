@@ -7,7 +7,7 @@ use cuda_sim_support::page::host_page;
 
 use super::program::{add_own, remove_own};
 use crate::export::Answer;
-use crate::memory::pointer;
+use crate::memory::{LARGE_PAGE, pointer};
 
 /// A range of address space, released when dropped.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Range {
     }
 
     fn new(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<Self> {
-        let base = map(len, access, kind, file)?;
+        let base = map_aligned(len, access, kind, file)?;
         add_own(base, len as u64);
         Ok(Self { base, len })
     }
@@ -80,6 +80,43 @@ impl Drop for Range {
     }
 }
 
+/// As [`map`]. What is as long as a large page begins at one, as memory of a driver does; kernels before 6.7 give addresses
+/// anywhere.
+fn map_aligned(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+    let base = map(len, access, kind, file)?;
+    if (len as u64) < LARGE_PAGE || base.is_multiple_of(LARGE_PAGE) {
+        return Ok(base);
+    }
+    unmap(base, len as u64);
+    map_in_wider(len, access, kind, file)
+}
+
+fn map_in_wider(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+    let wide_len = len as u64 + LARGE_PAGE;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let wide = map(wide_len as usize, libc::PROT_NONE, private, -1)?;
+    let base = wide.next_multiple_of(LARGE_PAGE);
+    let kind = kind | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the range lies in the mapping of just now, to which no reference exists.
+    let mapped = unsafe { libc::mmap(pointer(base), len, access, kind, file, 0) };
+    if mapped == libc::MAP_FAILED {
+        unmap(wide, wide_len);
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let end = base + (len as u64).next_multiple_of(host_page());
+    unmap(wide, base - wide);
+    unmap(end, wide + wide_len - end);
+    Ok(base)
+}
+
+/// Removes a mapping of this module to which no reference exists, or a part of it.
+fn unmap(at: u64, len: u64) {
+    if len > 0 {
+        // SAFETY: the callers mapped it just now.
+        unsafe { libc::munmap(pointer(at), len as usize) };
+    }
+}
+
 /// Maps new address space at an address of the system's choice.
 pub(super) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let kind = kind | libc::MAP_NORESERVE;
@@ -89,4 +126,25 @@ pub(super) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
     Ok(base.expose_provenance() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_mappings_begin_at_a_large_page_whatever_the_kernel_gives() {
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let len = LARGE_PAGE as usize + 4096;
+        for _ in 0..8 {
+            let base = map_in_wider(len, access, kind, -1).expect("address space");
+            assert!(base.is_multiple_of(LARGE_PAGE), "{base:x}");
+            for at in [base, base + len as u64 - 1] {
+                // SAFETY: the byte lies in the mapping, which nothing else uses.
+                unsafe { pointer::<u8>(at).write(1) };
+            }
+            unmap(base, len as u64);
+        }
+    }
 }

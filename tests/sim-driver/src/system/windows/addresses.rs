@@ -164,7 +164,7 @@ fn find(len: u64, align: u64) -> Answer<u64> {
 }
 
 /// Reserves exactly these addresses, if they are free.
-fn reserve_at(at: u64, len: u64) -> bool {
+pub(super) fn reserve_at(at: u64, len: u64) -> bool {
     let Ok(len) = usize::try_from(len) else {
         return false;
     };
@@ -181,7 +181,7 @@ fn reserve_at(at: u64, len: u64) -> bool {
 }
 
 /// Releases one reservation, in which nothing is mapped.
-fn free(at: u64) {
+pub(super) fn free(at: u64) {
     // SAFETY: the callers own it, and no work runs there.
     unsafe { VirtualFree(pointer(at), 0, MEM_RELEASE) };
 }

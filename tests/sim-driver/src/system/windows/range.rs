@@ -4,12 +4,16 @@ use std::ptr::null;
 
 use cuda_driver_sys::CUresult;
 use windows_sys::Win32::System::Memory::{
-    MEM_COMMIT, MEM_DECOMMIT, MEM_RELEASE, MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, PAGE_NOACCESS,
+    MEM_COMMIT, MEM_DECOMMIT, MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, PAGE_NOACCESS,
     PAGE_READWRITE, UnmapViewOfFile, VirtualAlloc, VirtualFree,
 };
 
+use super::addresses::{free, reserve_at};
 use crate::export::Answer;
-use crate::memory::pointer;
+use crate::memory::{LARGE_PAGE, pointer};
+
+/// How often another thread may be faster.
+const ATTEMPTS: u32 = 16;
 
 /// A range of address space, released when dropped.
 #[derive(Debug)]
@@ -23,13 +27,16 @@ pub(crate) struct Range {
 impl Range {
     /// Reserves address space without memory.
     pub(crate) fn reserve(len: usize) -> Answer<Self> {
-        // SAFETY: new address space; no existing memory changes.
-        let base = unsafe { VirtualAlloc(null(), len, MEM_RESERVE, PAGE_NOACCESS) };
-        if base.is_null() {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        }
+        let base = match reserve_anywhere(len) {
+            Some(base) if len as u64 >= LARGE_PAGE && !base.is_multiple_of(LARGE_PAGE) => {
+                free(base);
+                // Where other threads are faster each time, the address is not that of a large page.
+                reserve_aligned(len).or_else(|| reserve_anywhere(len))
+            }
+            base => base,
+        };
         Ok(Self {
-            base: base.expose_provenance() as u64,
+            base: base.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?,
             len,
             is_view: false,
         })
@@ -67,13 +74,28 @@ impl Range {
     }
 }
 
+fn reserve_anywhere(len: usize) -> Option<u64> {
+    // SAFETY: new address space; no existing memory changes.
+    let base = unsafe { VirtualAlloc(null(), len, MEM_RESERVE, PAGE_NOACCESS) };
+    (!base.is_null()).then(|| base.expose_provenance() as u64)
+}
+
+/// Begins at a large page, as memory of a driver of this length does. The system reserves at 64 KiB.
+fn reserve_aligned(len: usize) -> Option<u64> {
+    (0..ATTEMPTS).find_map(|_| {
+        let wide = reserve_anywhere(len + LARGE_PAGE as usize)?;
+        free(wide);
+        let base = wide.next_multiple_of(LARGE_PAGE);
+        reserve_at(base, len as u64).then_some(base)
+    })
+}
+
 impl Drop for Range {
     fn drop(&mut self) {
         if self.is_view {
             unmap_view(self.base);
         } else {
-            // SAFETY: this value owns the reservation, and is dropped only when no queue can access it any more.
-            unsafe { VirtualFree(pointer(self.base), 0, MEM_RELEASE) };
+            free(self.base);
         }
     }
 }
