@@ -301,7 +301,8 @@ fn start(
 ) -> Result<Progress> {
     if call.is_recorded {
         let on = Arc::clone(&call.communicator.0);
-        recording::depend(open.queue().table(), open.queue().stream(), on);
+        let context = call.stream.context().as_raw();
+        recording::depend(open.queue().table(), context, open.queue().stream(), on);
     }
     let transfer = one.state.windows.translate(call.transfer, call.bytes);
     let raw = one.state.usable()?;

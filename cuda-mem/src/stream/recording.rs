@@ -48,21 +48,22 @@ thread_local! {
     static RELAXED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A stream, identified by the driver's table and its handle; the per-thread streams of all threads share one handle.
+/// A stream, identified by the driver's table and its handle. The per-thread streams of all threads and contexts share
+/// one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
     table: usize,
     stream: usize,
-    thread: Option<ThreadId>,
+    own: Option<(usize, ThreadId)>,
 }
 
 impl Recorded {
-    fn new(table: &Table, stream: CUstream) -> Self {
+    fn new(table: &Table, context: CUcontext, stream: CUstream) -> Self {
         let is_own = stream == CU_STREAM_PER_THREAD;
         Self {
             table: std::ptr::from_ref(table).addr(),
             stream: stream.addr(),
-            thread: is_own.then(|| std::thread::current().id()),
+            own: is_own.then(|| (context.addr(), std::thread::current().id())),
         }
     }
 }
@@ -87,12 +88,12 @@ impl CaptureToken {
             return Err(Error::forked());
         }
         let note = Self::announce(table, context, stream)?;
-        exclusion::wait_for_all(stream)?;
+        exclusion::wait_for_all(context, stream)?;
         Ok(note)
     }
 
     fn announce(table: &Table, context: CUcontext, stream: CUstream) -> Result<Self> {
-        let recorded = Recorded::new(table, stream);
+        let recorded = Recorded::new(table, context, stream);
         let mut streams = streams();
         if streams.iter().any(|other| other.recorded == recorded) {
             return Err(recorded_already());
@@ -124,8 +125,8 @@ impl CaptureToken {
 }
 
 /// Notes that work which is being recorded in this stream uses an object.
-pub(crate) fn depend(table: &Table, stream: CUstream, on: Arc<dyn Dependency>) {
-    let recorded = Recorded::new(table, stream);
+pub(crate) fn depend(table: &Table, context: CUcontext, stream: CUstream, on: Arc<dyn Dependency>) {
+    let recorded = Recorded::new(table, context, stream);
     if let Some(running) = streams()
         .iter_mut()
         .find(|other| other.recorded == recorded)
@@ -186,20 +187,20 @@ fn is_captured_in(table: &Table, context: CUcontext, which: impl Fn(&Recorded) -
 /// An error if this crate captures the stream now. A capture may begin right afterwards: work that must stay out of it
 /// runs under [`exclude_captures`].
 #[cold]
-pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
+pub(crate) fn refuse(table: &Table, context: CUcontext, stream: CUstream) -> Result<()> {
     // A capture that is announced waits for the work that this is part of.
-    if any() && !exclusion::is_held(stream) {
-        return refuse_recorded(table, stream);
+    if any() && !exclusion::is_held(context, stream) {
+        return refuse_recorded(table, context, stream);
     }
     Ok(())
 }
 
 #[cold]
-fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
+fn refuse_recorded(table: &Table, context: CUcontext, stream: CUstream) -> Result<()> {
     if report::is_forked() {
         return Err(Error::forked());
     }
-    let recorded = Recorded::new(table, stream);
+    let recorded = Recorded::new(table, context, stream);
     if streams().iter().any(|other| other.recorded == recorded) {
         Err(recorded_already())
     } else {
@@ -222,7 +223,7 @@ pub(crate) fn refuse_legacy(table: &Table, context: CUcontext) -> Result<()> {
 
 #[cold]
 fn captures_per_thread(table: &Table, context: CUcontext) -> bool {
-    is_captured_in(table, context, |recorded| recorded.thread.is_some())
+    is_captured_in(table, context, |recorded| recorded.own.is_some())
 }
 
 #[cold]

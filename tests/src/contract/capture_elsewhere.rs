@@ -12,6 +12,7 @@ use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
 use cuda_mem::stream::Event;
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryPool, Resource, Stream};
 
+use super::context::Foreign;
 use super::graph::MODES;
 use crate::environment::Environment;
 use crate::hold::hold;
@@ -183,6 +184,38 @@ fn a_wait_for_the_whole_context_is_refused_beside_a_capture(env: &Environment) -
         ensure!(matches!(there, Ok(Err(ErrorKind::Capturing))), "{there:?}");
     }
     Ok(context.synchronize()?)
+}
+
+/// One handle names a thread's own streams of all contexts.
+#[apply(case_alone)]
+fn a_thread_captures_its_own_streams_of_two_contexts_at_once(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let foreign = Foreign::new(env)?;
+    // SAFETY: it ends after everything that is made in it here.
+    let second = unsafe { env.driver.context_from_raw(foreign.1) }?;
+    let own = [env.context()?, second].map(|context| context.per_thread_stream());
+    let kind = |stream: &Stream| stream.synchronize().map_err(|error| error.kind());
+    for mode in MODES {
+        let (outer, (inner, answers)) = own[0].capture(mode, |outer| {
+            let before = own.each_ref().map(kind);
+            let (inner, during) = own[1].capture(mode, |inner| {
+                drop(inner.alloc::<u8>(1000)?);
+                Ok(own.each_ref().map(kind))
+            })?;
+            drop(outer.alloc::<u8>(1000)?);
+            Ok((inner, [before, during]))
+        })?;
+        let refused = Err(ErrorKind::Capturing);
+        ensure!(
+            answers == [[refused, Ok(())], [refused, refused]],
+            "{mode:?}: {answers:?}"
+        );
+        for (graph, stream) in [outer, inner].into_iter().zip(&own) {
+            graph.instantiate(Instantiate::Plain)?.launch(stream)?;
+            stream.synchronize()?;
+        }
+    }
+    Ok(())
 }
 
 #[apply(case_alone)]

@@ -117,7 +117,7 @@ impl<'a> StreamRef<'a> {
 
     #[inline]
     fn exclusion(&self) -> Result<CaptureExclusion> {
-        let exclusion = recording::exclude_captures(self.table(), self.raw)?;
+        let exclusion = recording::exclude_captures(self.table(), self.context.as_raw(), self.raw)?;
         self.refuse_implicit()?;
         Ok(exclusion)
     }
@@ -204,7 +204,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn refuse_recorded(&self) -> Result<()> {
         // The table is a few loads away.
         if recording::any() {
-            recording::refuse(self.table(), self.raw)?;
+            recording::refuse(self.table(), self.context.as_raw(), self.raw)?;
             return self.refuse_implicit();
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUcontext, CUstream};
 
 use super::refuse_recorded;
 use crate::base::barrier::{self, pair};
@@ -128,11 +128,12 @@ pub(crate) struct CaptureExclusion {
     not_send: PhantomData<*mut ()>,
 }
 
-/// The default stream has the handle null, which must differ from no stream.
-fn name(stream: CUstream) -> usize {
+/// A number for the stream. The handles of default streams, which are at most 2, name one in each context: theirs is that
+/// of the context, which is aligned, plus the handle, and differs from no stream.
+fn name(context: CUcontext, stream: CUstream) -> usize {
     match stream.addr() {
-        0 => EVERY_STREAM - 1,
-        address => address,
+        handle if handle <= CU_STREAM_PER_THREAD.addr() => context.addr() + handle + 1,
+        handle => handle,
     }
 }
 
@@ -145,20 +146,24 @@ fn holds(slot: &ThreadSlot, stream: usize) -> bool {
 
 /// Whether this thread is in work that keeps captures of the stream from beginning.
 #[cold]
-pub(super) fn is_held(stream: CUstream) -> bool {
+pub(super) fn is_held(context: CUcontext, stream: CUstream) -> bool {
     LEASE
-        .try_with(|lease| holds(lease.0, name(stream)))
+        .try_with(|lease| holds(lease.0, name(context, stream)))
         .unwrap_or(false)
 }
 
 /// Keeps captures of the stream from beginning while the guard lives: during one call of the driver, or a few. An
 /// error if this crate captures the stream.
 #[inline]
-pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<CaptureExclusion> {
+pub(crate) fn exclude_captures(
+    table: &Table,
+    context: CUcontext,
+    stream: CUstream,
+) -> Result<CaptureExclusion> {
     if report::is_forked() {
         return Err(Error::forked());
     }
-    let name = name(stream);
+    let name = name(context, stream);
     let note_in_slot = |lease: &SlotLease| {
         if barrier::is_there() {
             SLOT.set(Some(lease.0));
@@ -185,7 +190,7 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
             ));
         }
         if super::any() {
-            refuse_recorded(table, stream)?;
+            refuse_recorded(table, context, stream)?;
         }
     }
     Ok(outside)
@@ -236,9 +241,9 @@ fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotL
 /// Waits until no other thread is about to use the stream. The capture is already announced, so no thread begins anew.
 /// An error if this thread itself is in the middle of such work.
 #[cold]
-pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
-    let name = name(stream);
-    if is_held(stream) {
+pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
+    let name = name(context, stream);
+    if is_held(context, stream) {
         return Err(Error::capturing(
             "this thread is in the middle of other work in the stream; begin the capture after it"
                 .to_owned(),
@@ -281,6 +286,7 @@ mod tests {
     use super::*;
 
     const STREAM: usize = 0x1000;
+    const NO_CONTEXT: CUcontext = ptr::null_mut();
 
     /// A capture excludes new work in the whole process, so the tests take turns.
     fn turn() -> MutexGuard<'static, ()> {
@@ -298,22 +304,22 @@ mod tests {
         let table = Table::default();
         let has_begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let work = exclude_captures(&table, handle()).expect("nobody records");
+            let work = exclude_captures(&table, NO_CONTEXT, handle()).expect("nobody records");
             let capture = scope.spawn(|| {
-                let note = CaptureToken::new(&table, std::ptr::null_mut(), handle())
-                    .expect("the only capture");
+                let note =
+                    CaptureToken::new(&table, NO_CONTEXT, handle()).expect("the only capture");
                 has_begun.store(true, Ordering::SeqCst);
                 drop(note);
             });
-            while refuse_recorded(&table, handle()).is_ok() {
+            while refuse_recorded(&table, NO_CONTEXT, handle()).is_ok() {
                 std::thread::yield_now();
             }
             assert!(!has_begun.load(Ordering::SeqCst), "there is work");
             // What belongs to the work goes on, what is new does not begin.
-            refuse(&table, handle()).expect("the same work");
-            drop(exclude_captures(&table, handle()).expect("the same work"));
+            refuse(&table, NO_CONTEXT, handle()).expect("the same work");
+            drop(exclude_captures(&table, NO_CONTEXT, handle()).expect("the same work"));
             assert!(!has_begun.load(Ordering::SeqCst), "the outer one counts");
-            let other = scope.spawn(|| exclude_captures(&table, handle()).is_err());
+            let other = scope.spawn(|| exclude_captures(&table, NO_CONTEXT, handle()).is_err());
             assert!(other.join().expect("no panic"), "new work");
             drop(work);
             capture.join().expect("no panic");
@@ -326,13 +332,10 @@ mod tests {
         let _turn = turn();
         let table = Table::default();
         let stream = ptr::without_provenance_mut(0x2000);
-        let work = exclude_captures(&table, stream).expect("nobody records");
-        CaptureToken::new(&table, std::ptr::null_mut(), stream)
-            .expect_err("it would wait for itself");
+        let work = exclude_captures(&table, NO_CONTEXT, stream).expect("nobody records");
+        CaptureToken::new(&table, NO_CONTEXT, stream).expect_err("it would wait for itself");
         drop(work);
-        drop(
-            CaptureToken::new(&table, std::ptr::null_mut(), stream).expect("nobody is in the way"),
-        );
+        drop(CaptureToken::new(&table, NO_CONTEXT, stream).expect("nobody is in the way"));
     }
 
     #[test]
@@ -341,14 +344,16 @@ mod tests {
         let table = Table::default();
         let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
         let works: Vec<_> = (0..DEEPEST + 2)
-            .map(|number| exclude_captures(&table, stream(number)).expect("nobody records"))
+            .map(|number| {
+                exclude_captures(&table, NO_CONTEXT, stream(number)).expect("nobody records")
+            })
             .collect();
         for number in 0..DEEPEST + 3 {
-            assert!(is_held(stream(number)), "{number}");
+            assert!(is_held(NO_CONTEXT, stream(number)), "{number}");
         }
         drop(works);
         for number in 0..DEEPEST + 3 {
-            assert!(!is_held(stream(number)), "{number}");
+            assert!(!is_held(NO_CONTEXT, stream(number)), "{number}");
         }
     }
 
@@ -358,10 +363,24 @@ mod tests {
         let table = Table::default();
         let (default, other) = (ptr::null_mut(), ptr::without_provenance_mut(0x5000));
         for (stream, idle) in [(default, other), (other, default)] {
-            let work = exclude_captures(&table, stream).expect("no stream is captured");
-            assert!(is_held(stream) && !is_held(idle));
+            let work = exclude_captures(&table, NO_CONTEXT, stream).expect("no stream is captured");
+            assert!(is_held(NO_CONTEXT, stream) && !is_held(NO_CONTEXT, idle));
             drop(work);
-            assert!(!is_held(stream));
+            assert!(!is_held(NO_CONTEXT, stream));
+        }
+    }
+
+    #[test]
+    fn a_default_stream_is_another_one_in_each_context() {
+        let _turn = turn();
+        let table = Table::default();
+        let contexts = [0x8000, 0x9000].map(ptr::without_provenance_mut);
+        for stream in [0, 1, 2].map(ptr::without_provenance_mut) {
+            let [here, there] = contexts;
+            let work = exclude_captures(&table, here, stream).expect("no stream is captured");
+            assert!(is_held(here, stream) && !is_held(there, stream));
+            drop(CaptureToken::new(&table, there, stream).expect("it has no work"));
+            drop(work);
         }
     }
 
@@ -374,6 +393,7 @@ mod tests {
                 let thread = scope.spawn(|| {
                     drop(exclude_captures(
                         &table,
+                        NO_CONTEXT,
                         ptr::without_provenance_mut(0x4000),
                     ));
                     LEASE.with(|lease| ptr::from_ref(lease.0).addr())
@@ -393,16 +413,19 @@ mod tests {
         let stream = ptr::without_provenance_mut(0x6000);
         let other = ptr::without_provenance_mut(0x7000);
         // The first call of a thread takes its slot.
-        drop(exclude_captures(&table, stream).expect("no capture"));
+        drop(exclude_captures(&table, NO_CONTEXT, stream).expect("no capture"));
         let plain = exclude_plainly(stream);
         assert_eq!(plain.is_some(), barrier::is_there());
-        assert_eq!(is_held(stream), plain.is_some());
-        assert!(!is_held(other));
+        assert_eq!(is_held(NO_CONTEXT, stream), plain.is_some());
+        assert!(!is_held(NO_CONTEXT, other));
         drop(plain);
-        assert!(!is_held(stream));
-        let work = exclude_captures(&table, other).expect("no capture");
+        assert!(!is_held(NO_CONTEXT, stream));
+        let work = exclude_captures(&table, NO_CONTEXT, other).expect("no capture");
         assert!(exclude_plainly(stream).is_none(), "it has one place");
-        assert!(is_held(other) && !is_held(stream), "which stays as it was");
+        assert!(
+            is_held(NO_CONTEXT, other) && !is_held(NO_CONTEXT, stream),
+            "which stays as it was"
+        );
         drop(work);
     }
 }
