@@ -3,6 +3,7 @@
 mod drop_observers;
 mod gate;
 mod ordered;
+mod reference;
 #[cfg(target_os = "linux")]
 mod thread_end;
 
@@ -10,6 +11,7 @@ pub(crate) use drop_observers::DropObserver;
 use drop_observers::DropObservers;
 pub(crate) use gate::{Reach, Submission};
 pub(crate) use ordered::OrderedRelease;
+pub use reference::StreamRef;
 
 use std::any::Any;
 use std::fmt;
@@ -26,7 +28,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 use crate::stream::epoch::{self, Progress};
-use crate::stream::{after_wait, deferred, waits};
+use crate::stream::{after_wait, deferred};
 
 /// A queue of work on a device. The handle can be cloned; the queue lives as long as any clone and any buffer that was
 /// allocated on it.
@@ -415,15 +417,6 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A stream owned by other code, for the duration of a borrow.
-#[derive(Clone, Copy)]
-pub struct StreamRef<'a> {
-    context: &'a Context,
-    raw: CUstream,
-    /// The thread whose own stream it is.
-    thread: Option<ThreadId>,
-}
-
 /// Called when a thread names its own stream.
 fn note_own_stream(context: &Context) {
     #[cfg(target_os = "linux")]
@@ -436,106 +429,4 @@ fn note_own_stream(context: &Context) {
 #[inline]
 pub(crate) fn is_default(raw: CUstream) -> bool {
     raw.addr() <= CU_STREAM_PER_THREAD.addr()
-}
-
-impl<'a> StreamRef<'a> {
-    /// Borrows a stream by its raw handle.
-    ///
-    /// # Safety
-    ///
-    /// `raw` must be a live stream of `context` for as long as the reference is used. Null and `CU_STREAM_LEGACY` name
-    /// the legacy default stream, `CU_STREAM_PER_THREAD` names the calling thread's.
-    #[must_use]
-    pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
-        if raw == CU_STREAM_PER_THREAD {
-            note_own_stream(context);
-        }
-        Self {
-            context,
-            raw: if raw.is_null() { CU_STREAM_LEGACY } else { raw },
-            thread: (raw == CU_STREAM_PER_THREAD).then(|| std::thread::current().id()),
-        }
-    }
-
-    /// The context of this stream.
-    #[must_use]
-    pub fn context(&self) -> &'a Context {
-        self.context
-    }
-
-    /// The driver's handle.
-    #[must_use]
-    pub fn as_raw(&self) -> CUstream {
-        self.raw
-    }
-
-    /// See [`Stream::synchronize`].
-    ///
-    /// # Errors
-    ///
-    /// As for that method.
-    #[doc(alias = "cuStreamSynchronize")]
-    pub fn synchronize(&self) -> Result<()> {
-        self.wait()?;
-        deferred::poll();
-        after_wait::tell();
-        Ok(())
-    }
-
-    /// See [`Stream::is_done`].
-    ///
-    /// # Errors
-    ///
-    /// As for that method.
-    #[doc(alias = "cuStreamQuery")]
-    pub fn is_done(&self) -> Result<bool> {
-        let open = self.ask()?;
-        // SAFETY: the stream is live while the reference is.
-        open.relaxed_while_capturing(|queue| unsafe { raw::stream::query(queue) })
-    }
-
-    /// As [`synchronize`](Self::synchronize), without releasing anything.
-    pub(crate) fn wait(&self) -> Result<()> {
-        let open = self.ask()?;
-        let _waits = waits::begin()?;
-        // SAFETY: the stream is live while the reference is.
-        open.relaxed_while_capturing(|queue| unsafe { raw::stream::synchronize(queue) })
-    }
-}
-
-// SAFETY: stream handles may be used from any thread; the driver locks inside.
-unsafe impl Send for StreamRef<'_> {}
-// SAFETY: as for `Send`: no method changes anything without the driver's lock.
-unsafe impl Sync for StreamRef<'_> {}
-
-impl<'a> From<&'a Stream> for StreamRef<'a> {
-    fn from(stream: &'a Stream) -> Self {
-        stream.as_ref()
-    }
-}
-
-impl PartialEq for StreamRef<'_> {
-    #[inline]
-    fn eq(&self, other: &Self) -> bool {
-        // Handles of two drivers may have the same value, and default streams have the same handle in every context.
-        self.raw == other.raw
-            && self.context.driver() == other.context.driver()
-            && (!is_default(self.raw)
-                || (self.thread == other.thread && self.context == other.context))
-    }
-}
-
-impl Eq for StreamRef<'_> {}
-
-/// As for [`Stream`].
-impl fmt::Display for StreamRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {:p} of {}", self.raw, self.context.device())
-    }
-}
-
-impl fmt::Debug for StreamRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamRef({:p} of {:?})", self.raw, self.context)
-    }
 }
