@@ -8,7 +8,7 @@ use cuda_driver_sys::CUresult;
 
 use super::SharedFile;
 use super::program::{add_own, remove_own};
-use super::range::map;
+use super::range::{reserve_aligned, unmap};
 use crate::export::Answer;
 use crate::memory::pointer;
 
@@ -22,26 +22,14 @@ pub(crate) struct AddressRange {
 impl AddressRange {
     /// Reserves `len` bytes aligned to `align`, at `hint` if possible.
     pub(crate) fn reserve(len: u64, align: u64, hint: u64) -> Answer<Self> {
-        let size = |len: u64| usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         if hint != 0
             && hint.is_multiple_of(align)
-            && let Some(base) = reserve_at(hint, size(len)?)
+            && let Some(base) = reserve_at(hint, size)
         {
             return Ok(Self::new(base, len));
         }
-        let wide = len
-            .checked_add(align)
-            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let found = map(size(wide)?, libc::PROT_NONE, kind, -1)?;
-        let base = found.next_multiple_of(align);
-        let (before, behind) = (base - found, found + wide - (base + len));
-        for (start, len) in [(found, before), (base + len, behind)] {
-            if len > 0 {
-                // SAFETY: a part of the mapping just created, which nothing else uses.
-                unsafe { libc::munmap(pointer(start), len as usize) };
-            }
-        }
+        let base = reserve_aligned(len, align)?;
         Ok(Self::new(base, len))
     }
 
@@ -81,8 +69,7 @@ impl AddressRange {
 impl Drop for AddressRange {
     fn drop(&mut self) {
         remove_own(self.base);
-        // SAFETY: this value owns the addresses, and is dropped only when no queue can reach them any more.
-        unsafe { libc::munmap(pointer(self.base), self.len as usize) };
+        unmap(self.base, self.len);
     }
 }
 

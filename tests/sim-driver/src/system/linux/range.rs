@@ -75,8 +75,7 @@ impl Range {
 impl Drop for Range {
     fn drop(&mut self) {
         remove_own(self.base);
-        // SAFETY: this value owns the mapping, and is dropped only when no queue can access it any more.
-        unsafe { libc::munmap(pointer(self.base), self.len) };
+        unmap(self.base, self.len as u64);
     }
 }
 
@@ -88,37 +87,47 @@ fn map_aligned(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u6
         return Ok(base);
     }
     unmap(base, len as u64);
-    map_in_wider(len, access, kind, file)
+    map_at_a_large_page(len, access, kind, file)
 }
 
-fn map_in_wider(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
-    let wide_len = len as u64 + LARGE_PAGE;
-    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let wide = map(wide_len as usize, libc::PROT_NONE, private, -1)?;
-    let base = wide.next_multiple_of(LARGE_PAGE);
+fn map_at_a_large_page(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+    let base = reserve_aligned(len as u64, LARGE_PAGE)?;
     let kind = kind | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the range lies in the mapping of just now, to which no reference exists.
+    // SAFETY: these addresses were reserved just now, and no reference to them exists.
     let mapped = unsafe { libc::mmap(pointer(base), len, access, kind, file, 0) };
     if mapped == libc::MAP_FAILED {
-        unmap(wide, wide_len);
+        unmap(base, len as u64);
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
-    let end = base + (len as u64).next_multiple_of(host_page());
-    unmap(wide, base - wide);
-    unmap(end, wide + wide_len - end);
     Ok(base)
 }
 
-/// Removes a mapping of this module to which no reference exists, or a part of it.
-fn unmap(at: u64, len: u64) {
+/// Reserves addresses that begin at a multiple of `align`: within more of them, of which the rest is given back.
+pub(super) fn reserve_aligned(len: u64, align: u64) -> Answer<u64> {
+    let wide_len = len
+        .checked_add(align)
+        .and_then(|wide| wide.checked_next_multiple_of(host_page()));
+    let wide_len = wide_len.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    let size = usize::try_from(wide_len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let wide = map(size, libc::PROT_NONE, kind, -1)?;
+    let base = wide.next_multiple_of(align);
+    let end = base + len.next_multiple_of(host_page());
+    unmap(wide, base - wide);
+    unmap(end, (wide + wide_len).saturating_sub(end));
+    Ok(base)
+}
+
+/// Removes a mapping to which no reference exists, or a part of one.
+pub(super) fn unmap(at: u64, len: u64) {
     if len > 0 {
-        // SAFETY: the callers mapped it just now.
+        // SAFETY: the callers own it, and no queue can access it.
         unsafe { libc::munmap(pointer(at), len as usize) };
     }
 }
 
 /// Maps new address space at an address of the system's choice.
-pub(super) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let kind = kind | libc::MAP_NORESERVE;
     // SAFETY: a new mapping; no existing memory changes.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
@@ -138,7 +147,7 @@ mod tests {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let len = LARGE_PAGE as usize + 4096;
         for _ in 0..8 {
-            let base = map_in_wider(len, access, kind, -1).expect("address space");
+            let base = map_at_a_large_page(len, access, kind, -1).expect("address space");
             assert!(base.is_multiple_of(LARGE_PAGE), "{base:x}");
             for at in [base, base + len as u64 - 1] {
                 // SAFETY: the byte lies in the mapping, which nothing else uses.
