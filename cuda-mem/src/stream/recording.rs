@@ -48,13 +48,12 @@ thread_local! {
     static RELAXED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A stream, identified by the driver's table and its handle. The per-thread streams of all threads and contexts share
-/// one handle.
+/// A stream, identified by the driver's table, its number, and the thread whose own one it is: all threads share its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Recorded {
     table: usize,
     stream: usize,
-    own: Option<(usize, ThreadId)>,
+    thread: Option<ThreadId>,
 }
 
 impl Recorded {
@@ -62,8 +61,8 @@ impl Recorded {
         let is_own = stream == CU_STREAM_PER_THREAD;
         Self {
             table: std::ptr::from_ref(table).addr(),
-            stream: stream.addr(),
-            own: is_own.then(|| (context.addr(), std::thread::current().id())),
+            stream: exclusion::number(context, stream),
+            thread: is_own.then(|| std::thread::current().id()),
         }
     }
 }
@@ -223,7 +222,7 @@ pub(crate) fn refuse_legacy(table: &Table, context: CUcontext) -> Result<()> {
 
 #[cold]
 fn captures_per_thread(table: &Table, context: CUcontext) -> bool {
-    is_captured_in(table, context, |recorded| recorded.own.is_some())
+    is_captured_in(table, context, |recorded| recorded.thread.is_some())
 }
 
 #[cold]

@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUcontext, CUstream};
+use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUstream};
 
 use super::refuse_recorded;
 use crate::base::barrier::{self, pair};
@@ -128,11 +128,13 @@ pub(crate) struct CaptureExclusion {
     not_send: PhantomData<*mut ()>,
 }
 
-/// A number for the stream. The handles of default streams, which are at most 2, name one in each context: theirs is that
-/// of the context, which is aligned, plus the handle, and differs from no stream.
-fn name(context: CUcontext, stream: CUstream) -> usize {
+/// A number for the stream, never [`NOTHING`]. The handles of default streams are the same in every context, so theirs is
+/// the context's handle, which is aligned, plus 1 or 2.
+pub(super) fn number(context: CUcontext, stream: CUstream) -> usize {
     match stream.addr() {
-        handle if handle <= CU_STREAM_PER_THREAD.addr() => context.addr() + handle + 1,
+        handle if handle <= CU_STREAM_PER_THREAD.addr() => {
+            context.addr() + handle.max(CU_STREAM_LEGACY.addr())
+        }
         handle => handle,
     }
 }
@@ -148,7 +150,7 @@ fn holds(slot: &ThreadSlot, stream: usize) -> bool {
 #[cold]
 pub(super) fn is_held(context: CUcontext, stream: CUstream) -> bool {
     LEASE
-        .try_with(|lease| holds(lease.0, name(context, stream)))
+        .try_with(|lease| holds(lease.0, number(context, stream)))
         .unwrap_or(false)
 }
 
@@ -163,16 +165,16 @@ pub(crate) fn exclude_captures(
     if report::is_forked() {
         return Err(Error::forked());
     }
-    let name = name(context, stream);
+    let number = number(context, stream);
     let note_in_slot = |lease: &SlotLease| {
         if barrier::is_there() {
             SLOT.set(Some(lease.0));
         }
-        note(lease.0, name)
+        note(lease.0, number)
     };
     let (place, lease) = match LEASE.try_with(note_in_slot) {
         Ok(place) => (place, None),
-        Err(_) => note_at_the_end(name),
+        Err(_) => note_at_the_end(number),
     };
     let outside = CaptureExclusion {
         place,
@@ -238,21 +240,22 @@ fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotL
     (note(lease.0, stream), Some(lease))
 }
 
-/// Waits until no other thread is about to use the stream. The capture is already announced, so no thread begins anew.
+/// Waits until no other thread is about to use the stream, or what would spoil its capture. The capture is already announced, so no thread begins anew.
 /// An error if this thread itself is in the middle of such work.
 #[cold]
 pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
-    let name = name(context, stream);
-    if is_held(context, stream) {
+    // No other thread uses this thread's own stream, but work in the legacy stream would spoil the capture (R193).
+    let other = match stream == CU_STREAM_PER_THREAD {
+        true => CU_STREAM_LEGACY,
+        false => stream,
+    };
+    if is_held(context, stream) || is_held(context, other) {
         return Err(Error::capturing(
             "this thread is in the middle of other work in the stream; begin the capture after it"
                 .to_owned(),
         ));
     }
-    // A thread's own stream is used by no other thread, although all of them share one handle.
-    if stream == CU_STREAM_PER_THREAD {
-        return Ok(());
-    }
+    let number = number(context, other);
     pair::heavy();
     let all = SLOTS
         .lock()
@@ -261,7 +264,7 @@ pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
         .clone();
     for slot in all {
         let mut tries = 0_u32;
-        while holds(slot, name) {
+        while holds(slot, number) {
             // A call takes microseconds; a copy that is waited for takes as long as it takes.
             if tries < 100 {
                 std::hint::spin_loop();
@@ -321,6 +324,35 @@ mod tests {
             assert!(!has_begun.load(Ordering::SeqCst), "the outer one counts");
             let other = scope.spawn(|| exclude_captures(&table, NO_CONTEXT, handle()).is_err());
             assert!(other.join().expect("no panic"), "new work");
+            drop(work);
+            capture.join().expect("no panic");
+        });
+        assert!(has_begun.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_capture_of_a_threads_own_stream_waits_for_work_in_the_legacy_one() {
+        let _turn = turn();
+        let table = Table::default();
+        let context = || ptr::without_provenance_mut(0xa000);
+        let has_begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let work = exclude_captures(&table, context(), CU_STREAM_LEGACY).expect("no capture");
+            let elsewhere = ptr::without_provenance_mut(0xb000);
+            drop(
+                CaptureToken::new(&table, elsewhere, CU_STREAM_PER_THREAD).expect("no work there"),
+            );
+            CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD)
+                .expect_err("this thread would wait for itself");
+            let capture = scope.spawn(|| {
+                let note = CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD);
+                has_begun.store(true, Ordering::SeqCst);
+                drop(note.expect("the only capture"));
+            });
+            while super::super::refuse_legacy(&table, context()).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!has_begun.load(Ordering::SeqCst), "there is work");
             drop(work);
             capture.join().expect("no panic");
         });
