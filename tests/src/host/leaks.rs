@@ -101,6 +101,32 @@ fn memory_is_given_back_after_a_capture(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Nothing can be ordered with such a stream here, so the host waits for the other one, too.
+#[apply(case_alone)]
+fn a_loan_of_a_threads_own_stream_ends_elsewhere_although_others_read_it(
+    env: &Environment,
+) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
+    let lend = || -> Result<_> {
+        let lent = context
+            .pinned::<u8>(LEN)?
+            .lend(&context.per_thread_stream())?;
+        forget(lent.as_slice().read_on(&stream)?);
+        Ok(lent)
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let there = scope.spawn(|| Ok::<_, anyhow::Error>((lend()?, lend()?)));
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    drop(hold(&stream)?);
+    ensure!(first.take_back()?.len() == LEN && stream.is_done()?);
+    drop(second);
+    if let Ok(control) = env.control() {
+        ensure!(control.live().host_allocations == 0, "it leaked");
+    }
+    Ok(())
+}
+
 /// Nothing can be ordered with such a stream, and waiting for its context would spoil every capture there (R110).
 #[apply(case_alone)]
 fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<()> {

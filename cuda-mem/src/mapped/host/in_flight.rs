@@ -292,8 +292,29 @@ impl<H: HostMemory> InFlightBuffer<H> {
         if self.address == 0 {
             return Ok(());
         }
-        self.span().wait_for_pending_uses(true)?;
+        self.wait_for_other_streams()?;
         self.stream.as_ref().wait_unless_captured()
+    }
+
+    /// Lets the stream wait for others; where one of them is another thread's own, with which nothing can be ordered here,
+    /// the host waits instead.
+    fn wait_for_other_streams(&self) -> Result<()> {
+        // Cloned out: the driver is not called under the lock.
+        let pending_uses = self.pending_uses.lock()?.clone();
+        let mut streams = pending_uses
+            .iter()
+            .map(|pending_use| &pending_use.stream)
+            .chain([&self.stream]);
+        if !streams.any(Stream::is_foreign) {
+            return self.span().wait_for_pending_uses(true);
+        }
+        for pending_use in &*pending_uses {
+            pending_use.stream.as_ref().wait_unless_captured()?;
+        }
+        // This value is about to end, so no slice has come meanwhile.
+        let over = mem::take(&mut *self.pending_uses.lock()?);
+        drop(over);
+        Ok(())
     }
 }
 
