@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver_sys::{CUlibrary, CudaVersion};
 
 use super::{Function, Image, LoadingMode, c_name, not_found};
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::base::lock::Lock;
 use crate::base::report;
 use crate::driver::Driver;
@@ -61,13 +61,18 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        ledger::remove(&self.item());
+        let item = self.item();
+        let ended = ledger::remove(&item);
         let table = self.driver.table();
         report::release("library", || {
-            recording::relaxed_while_capturing(table, || {
+            let unloaded = recording::with_relaxed_capture_mode(table, || {
                 // SAFETY: functions hold a handle, so none is left. As a module's, its kernels may still run (R151).
                 unsafe { raw::module::unload_library(table, self.raw) }
-            })
+            });
+            if !took_effect(&unloaded) {
+                ledger::restore(&item, ended);
+            }
+            unloaded
         });
     }
 }

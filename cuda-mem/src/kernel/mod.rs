@@ -17,7 +17,7 @@ pub use image::Image;
 pub use launch::Launch;
 pub use library::Library;
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::base::report;
 use crate::driver::Driver;
 use crate::driver::raw;
@@ -76,15 +76,22 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        ledger::remove(&self.item());
+        let item = self.item();
+        let ended = ledger::remove(&item);
         let table = self.context.driver().table();
         report::release("module", || {
-            let _current = self.context.bind()?;
-            recording::relaxed_while_capturing(table, || {
-                // SAFETY: functions hold a handle, so none is left, and its context is current. A kernel that still
-                // runs is no obstacle (R151).
-                unsafe { raw::module::unload(table, self.raw) }
-            })
+            let unloaded = self.context.bind().and_then(|_current| {
+                // Any code may be capturing (R155).
+                recording::with_relaxed_capture_mode(table, || {
+                    // SAFETY: functions hold a handle, so none is left, and its context is current. A kernel that still
+                    // runs is no obstacle (R151).
+                    unsafe { raw::module::unload(table, self.raw) }
+                })
+            });
+            if !took_effect(&unloaded) {
+                ledger::restore(&item, ended);
+            }
+            unloaded
         });
     }
 }

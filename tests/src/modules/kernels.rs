@@ -9,8 +9,9 @@ use cuda_mem::interop::CaptureMode;
 use cuda_mem::kernel::{Image, Launch, Value};
 use cuda_mem::sys::CudaVersion;
 
-use super::{kernel, load};
+use super::{PTX, kernel, load};
 use crate::environment::Environment;
+use crate::foreign;
 use crate::hold::hold;
 
 const COUNT: usize = 10_000;
@@ -418,5 +419,27 @@ fn code_that_goes_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
         drop(graph);
     }
     ensure!(cuda_mem::base::drop_counts().failures == 0);
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn code_that_goes_does_not_spoil_a_capture_of_other_code(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
+    let has_libraries = env.driver.version() >= CudaVersion::new(12, 0);
+    for mode in 0..3 {
+        let module = load(&context)?;
+        let library = match has_libraries {
+            true => Some(env.driver.load_library(&Image::ptx(PTX)?)?),
+            false => None,
+        };
+        foreign::begin(&stream, mode)?;
+        drop((module, library));
+        foreign::end_well(&stream)?;
+    }
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
+    if let Ok(control) = env.control() {
+        ensure!(control.live().modules == 0, "code is left");
+    }
     Ok(())
 }
