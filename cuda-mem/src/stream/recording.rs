@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{
-    CU_STREAM_PER_THREAD, CUcontext, CUgraph, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUgraph, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 
 use crate::base::error::{Error, ErrorKind, Result};
@@ -189,7 +190,10 @@ fn is_captured_in(table: &Table, context: CUcontext, which: impl Fn(&Recorded) -
 pub(crate) fn refuse(table: &Table, context: CUcontext, stream: CUstream) -> Result<()> {
     // A capture that is announced waits for the work that this is part of.
     if any() && !exclusion::is_held(context, stream) {
-        return refuse_recorded(table, context, stream);
+        refuse_recorded(table, context, stream)?;
+        if stream == CU_STREAM_LEGACY {
+            return refuse_legacy(table, context);
+        }
     }
     Ok(())
 }

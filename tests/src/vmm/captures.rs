@@ -1,6 +1,9 @@
 //! Mapped memory while somebody captures a stream.
 
-use anyhow::{Result, bail, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Result, anyhow, bail, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::driver::Location;
 use cuda_mem::interop::CaptureMode;
@@ -140,6 +143,46 @@ fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(env: &Environment) 
     memory.move_to(to, &env.context()?.per_thread_stream())?;
     memory.move_to(to, &env.context()?.legacy_stream())?;
     let buffer = memory.into_buffer::<u32>(&stream, 100)?;
+    ensure!(buffer.to_vec()? == [7; 100]);
+    Ok(())
+}
+
+/// A capture of a thread's own stream waits for what is under way in the legacy one, and that comes to its end.
+#[apply(case_alone)]
+fn moves_in_the_legacy_stream_lose_nothing_beside_captures(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, context) = (env.device()?, env.context()?);
+    let mut buffer = sevens(&device, &context.legacy_stream())?;
+    let is_over = AtomicBool::new(false);
+    let capture = || -> Result<u32> {
+        let own = context.per_thread_stream();
+        let mut count = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            own.capture(CaptureMode::Relaxed, |_| Ok(()))?;
+            count += 1;
+            thread::yield_now();
+        }
+        Ok(count)
+    };
+    let mut moves = || -> Result<()> {
+        let mut count = 0;
+        while count < 100 {
+            match buffer.move_memory_to(Location::Device(device)) {
+                Err(error) if error.kind() == ErrorKind::Capturing => thread::yield_now(),
+                moved => count += moved.map(|()| 1)?,
+            }
+            ensure!(buffer.len() == 100, "lost after {count}");
+        }
+        Ok(())
+    };
+    let (captures, moves) = thread::scope(|scope| {
+        let captures = scope.spawn(capture);
+        let moves = moves();
+        is_over.store(true, Ordering::Relaxed);
+        (captures.join().map_err(|_| anyhow!("panicked")), moves)
+    });
+    moves?;
+    ensure!(captures?? > 0);
     ensure!(buffer.to_vec()? == [7; 100]);
     Ok(())
 }

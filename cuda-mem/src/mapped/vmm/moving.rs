@@ -54,7 +54,7 @@ impl MappedMemory {
             // device has access to both. Nobody uses either: the caller of unsafe code vouches for its end.
             let copied = unsafe { raw::copy::anywhere(queue, to, from, bytes as usize) };
             is_submitted = took_effect(&copied);
-            copied.and_then(|()| stream.as_ref().synchronize())
+            copied.and_then(|()| stream.wait())
         };
         let copied = open.with_relaxed_capture_mode(copy_and_wait);
         drop(open);
@@ -76,6 +76,8 @@ impl MappedMemory {
         let migrations = MigrationStats::of_move(bytes);
         self.migrations.note(place, migrations);
         migration_stats::note(driver, place, migrations);
+        // Not before: this may run the program's code, and captures of the stream wait for what is submitted to it.
+        stream.after_wait();
         Ok(())
     }
 

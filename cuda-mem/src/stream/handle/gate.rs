@@ -118,7 +118,10 @@ impl<'a> StreamRef<'a> {
     #[inline]
     fn exclusion(&self) -> Result<CaptureExclusion> {
         let exclusion = recording::exclude_captures(self.table(), self.context.as_raw(), self.raw)?;
-        self.refuse_implicit()?;
+        // What belongs to work that is under way goes on: a capture that was announced meanwhile waits for it.
+        if exclusion.is_outermost() {
+            self.refuse_implicit()?;
+        }
         Ok(exclusion)
     }
 
@@ -204,8 +207,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn refuse_recorded(&self) -> Result<()> {
         // The table is a few loads away.
         if recording::any() {
-            recording::refuse(self.table(), self.context.as_raw(), self.raw)?;
-            return self.refuse_implicit();
+            return recording::refuse(self.table(), self.context.as_raw(), self.raw);
         }
         Ok(())
     }

@@ -128,6 +128,13 @@ pub(crate) struct CaptureExclusion {
     not_send: PhantomData<*mut ()>,
 }
 
+impl CaptureExclusion {
+    /// Whether no outer work of this thread uses the stream.
+    pub(crate) fn is_outermost(&self) -> bool {
+        self.place.is_some()
+    }
+}
+
 /// A number for the stream, never [`NOTHING`]. The handles of default streams are the same in every context, so theirs is
 /// the context's handle, which is aligned, plus 1 or 2.
 pub(super) fn number(context: CUcontext, stream: CUstream) -> usize {
