@@ -48,6 +48,8 @@ impl ArrayInterface {
     ///
     /// To let others write, set `data.1` to false while you have the memory exclusively.
     ///
+    /// Another thread's own stream has no number here. Then the host waits for it, and the array names no stream.
+    ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the shape has more elements than the slice;
@@ -63,12 +65,19 @@ impl ArrayInterface {
             )));
         };
         slice.wait_for_pending_uses()?;
+        let stream = match slice.stream().is_foreign() {
+            true => {
+                slice.stream().as_ref().wait_unless_captured()?;
+                ExchangeStream::Unordered
+            }
+            false => ExchangeStream::of(slice.stream()),
+        };
         Ok(Self {
             shape: shape.to_vec(),
             typestr,
             data: (if count == 0 { 0 } else { slice.as_raw() }, true),
             strides: None,
-            stream: ExchangeStream::of(slice.stream()).for_array_interface(),
+            stream: stream.for_array_interface(),
         })
     }
 }

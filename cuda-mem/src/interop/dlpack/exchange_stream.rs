@@ -83,7 +83,7 @@ impl ExchangeStream {
         }
     }
 
-    /// How another library may call this stream.
+    /// How another library may call this stream. A thread's own stream has that name on that thread only.
     #[must_use]
     pub fn of(stream: &Stream) -> Self {
         // The driver's handles of the default streams are the same numbers.

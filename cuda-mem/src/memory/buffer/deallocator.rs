@@ -159,9 +159,14 @@ impl<T: Pod> DeviceBuffer<T> {
         self.end(|buffer| buffer.free_otherwise(error));
     }
 
+    /// Whether anything is to be given back. An external owner may have no bytes.
+    pub(super) fn has_memory(&self) -> bool {
+        self.address != 0 || matches!(*self.deallocator, Deallocator::External(_))
+    }
+
     /// Returns the memory to its deallocator and drops that. The pending uses have been waited for.
     pub(super) fn give_back_memory(&mut self) -> Result<()> {
-        if self.address == 0 && !matches!(*self.deallocator, Deallocator::External(_)) {
+        if !self.has_memory() {
             *self.deallocator = Deallocator::Driver;
             return Ok(());
         }

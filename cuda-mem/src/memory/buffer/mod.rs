@@ -181,7 +181,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         match self.release() {
             Ok(()) => Ok(()),
-            Err(error) if self.address == 0 => Err(Failed::lost(error)),
+            Err(error) if !self.has_memory() => Err(Failed::lost(error)),
             Err(error) => Err(Failed::new(error, self)),
         }
     }

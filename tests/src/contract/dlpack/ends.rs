@@ -66,6 +66,23 @@ fn a_deleter_gives_the_buffer_back_once_on_any_thread(env: &Environment) -> Resu
     Ok(())
 }
 
+#[apply(case_alone)]
+fn an_owner_of_nothing_comes_back_from_a_captured_stream(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, ended) = (env.stream()?, Count::default());
+    // SAFETY: there are no bytes.
+    let nothing = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, 0, 0, Owner(ended.clone())) };
+    let (_, nothing) = stream.capture(CaptureMode::default(), |_| {
+        let refused = nothing.free().expect_err("the stream is captured");
+        assert_eq!(refused.error.kind(), ErrorKind::Capturing);
+        Ok(refused.object.expect("it has an owner"))
+    })?;
+    ensure!(ended.get() == 0);
+    nothing.free()?;
+    ensure!(ended.get() == 1);
+    Ok(())
+}
+
 #[apply(case)]
 fn a_deleter_frees_in_the_order_of_the_stream(env: &Environment) -> Result<()> {
     let _calm = env.shared();

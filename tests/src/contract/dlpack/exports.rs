@@ -1,6 +1,10 @@
 //! What a buffer becomes for others.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::interop::dlpack::{
     ArrayInterface, DLDataType, DLDeviceType, ExchangeStream, ImportedTensor, ManagedTensor,
 };
@@ -9,6 +13,7 @@ use cuda_mem::{ErrorKind, Resource};
 
 use super::{ensure_used, numbers};
 use crate::environment::Environment;
+use crate::hold::hold;
 
 #[apply(case)]
 fn a_tensor_beyond_its_buffer_is_refused(env: &Environment) -> Result<()> {
@@ -144,6 +149,46 @@ fn the_array_interface_names_memory_and_stream(env: &Environment) -> Result<()> 
         ensure!(interface.stream == Some(number), "{interface:?}");
     }
     Ok(())
+}
+
+/// 2 is the number of the own stream of whoever reads it.
+#[apply(case)]
+fn an_array_in_another_threads_own_stream_is_waited_for(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (context, pool, other) = (env.context()?, env.pool()?, env.stream()?);
+    let ((send, receive), (end, over)) = (mpsc::channel(), mpsc::channel());
+    let (context, pool, other) = (&context, &pool, &other);
+    thread::scope(|scope| {
+        let there = scope.spawn(move || -> Result<()> {
+            let own = context.per_thread_stream();
+            let buffer = pool.alloc_from(&own, &[1_u8])?;
+            let held = hold(other)?;
+            own.wait_for(other)?;
+            let done = context.event()?;
+            done.record(&own)?;
+            send.send((buffer, held, done))?;
+            // With the thread its stream would end.
+            Ok(over.recv()?)
+        });
+        let look = || -> Result<()> {
+            let (buffer, held, done) = receive.recv()?;
+            thread::spawn(|| {
+                thread::sleep(Duration::from_millis(20));
+                drop(held);
+            });
+            let interface = ArrayInterface::of(buffer.as_slice(), &[1])?;
+            ensure!(interface.stream.is_none(), "{interface:?}");
+            ensure!(
+                done.is_done()?,
+                "the work of that stream was not waited for"
+            );
+            Ok(())
+        };
+        let looked = look();
+        end.send(())?;
+        there.join().map_err(|_| anyhow!("panicked"))??;
+        looked
+    })
 }
 
 #[apply(case)]
