@@ -79,12 +79,18 @@ impl Drop for Range {
     }
 }
 
-/// As [`map`]. What is as long as a large page begins at one, as memory of a driver does; kernels before 6.7 and emulators
-/// give addresses anywhere.
+/// As [`map`]. What is as long as a large page begins at one, as memory of a driver does; kernels before 6.7 give addresses
+/// anywhere.
 fn map_aligned(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
-    if (len as u64) < LARGE_PAGE {
-        return map(len, access, kind, file);
+    let base = map(len, access, kind, file)?;
+    if (len as u64) < LARGE_PAGE || base.is_multiple_of(LARGE_PAGE) {
+        return Ok(base);
     }
+    unmap(base, len as u64);
+    map_at_a_large_page(len, access, kind, file)
+}
+
+fn map_at_a_large_page(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let base = reserve_aligned(len as u64, LARGE_PAGE)?;
     let kind = kind | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: these addresses were reserved just now, and no reference to them exists.
@@ -136,12 +142,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_mappings_begin_at_a_large_page() {
+    fn large_mappings_begin_at_a_large_page_whatever_the_kernel_gives() {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let len = LARGE_PAGE as usize + 4096;
         for _ in 0..8 {
-            let base = map_aligned(len, access, kind, -1).expect("address space");
+            let base = map_at_a_large_page(len, access, kind, -1).expect("address space");
             assert!(base.is_multiple_of(LARGE_PAGE), "{base:x}");
             for at in [base, base + len as u64 - 1] {
                 // SAFETY: the byte lies in the mapping, which nothing else uses.
