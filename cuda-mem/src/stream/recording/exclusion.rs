@@ -314,7 +314,7 @@ mod tests {
         let table = Table::default();
         let has_begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let work = exclude_captures(&table, NO_CONTEXT, handle()).expect("nobody records");
+            let work = exclude_captures(&table, NO_CONTEXT, handle()).expect("no capture");
             let capture = scope.spawn(|| {
                 let note =
                     CaptureToken::new(&table, NO_CONTEXT, handle()).expect("the only capture");
@@ -371,10 +371,10 @@ mod tests {
         let _turn = turn();
         let table = Table::default();
         let stream = ptr::without_provenance_mut(0x2000);
-        let work = exclude_captures(&table, NO_CONTEXT, stream).expect("nobody records");
+        let work = exclude_captures(&table, NO_CONTEXT, stream).expect("no capture");
         CaptureToken::new(&table, NO_CONTEXT, stream).expect_err("it would wait for itself");
         drop(work);
-        drop(CaptureToken::new(&table, NO_CONTEXT, stream).expect("nobody is in the way"));
+        drop(CaptureToken::new(&table, NO_CONTEXT, stream).expect("the work is over"));
     }
 
     #[test]
@@ -383,9 +383,7 @@ mod tests {
         let table = Table::default();
         let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
         let works: Vec<_> = (0..DEEPEST + 2)
-            .map(|number| {
-                exclude_captures(&table, NO_CONTEXT, stream(number)).expect("nobody records")
-            })
+            .map(|number| exclude_captures(&table, NO_CONTEXT, stream(number)).expect("no capture"))
             .collect();
         for number in 0..DEEPEST + 3 {
             assert!(is_held(NO_CONTEXT, stream(number)), "{number}");

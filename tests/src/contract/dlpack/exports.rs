@@ -151,7 +151,7 @@ fn the_array_interface_names_memory_and_stream(env: &Environment) -> Result<()> 
     Ok(())
 }
 
-/// 2 is the number of the own stream of whoever reads it.
+/// A consumer takes the number 2 for its own stream.
 #[apply(case)]
 fn an_array_in_another_threads_own_stream_is_waited_for(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
