@@ -80,13 +80,18 @@ impl Drop for Range {
 }
 
 /// As [`map`]. What is as long as a large page begins at one, as memory of a driver does; kernels before 6.7 give addresses
-/// anywhere.
+/// anywhere. There is mostly room just below; a wider reservation, whose rest is given back, costs an emulator a record of
+/// all of it.
 fn map_aligned(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
-    let base = map(len, access, kind, file)?;
-    if (len as u64) < LARGE_PAGE || base.is_multiple_of(LARGE_PAGE) {
-        return Ok(base);
+    let mut hint = 0;
+    for _ in 0..2 {
+        let base = map(hint, len, access, kind, file)?;
+        if (len as u64) < LARGE_PAGE || base.is_multiple_of(LARGE_PAGE) {
+            return Ok(base);
+        }
+        unmap(base, len as u64);
+        hint = base - base % LARGE_PAGE;
     }
-    unmap(base, len as u64);
     map_at_a_large_page(len, access, kind, file)
 }
 
@@ -110,7 +115,7 @@ pub(super) fn reserve_aligned(len: u64, align: u64) -> Answer<u64> {
     let wide_len = wide_len.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     let size = usize::try_from(wide_len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let wide = map(size, libc::PROT_NONE, kind, -1)?;
+    let wide = map(0, size, libc::PROT_NONE, kind, -1)?;
     let base = wide.next_multiple_of(align);
     let end = base + len.next_multiple_of(host_page());
     unmap(wide, base - wide);
@@ -126,11 +131,11 @@ pub(super) fn unmap(at: u64, len: u64) {
     }
 }
 
-/// Maps new address space at an address of the system's choice.
-fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+/// Maps new address space: at `hint` if it is free there and not 0, and elsewhere otherwise.
+fn map(hint: u64, len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let kind = kind | libc::MAP_NORESERVE;
     // SAFETY: a new mapping; no existing memory changes.
-    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
+    let base = unsafe { libc::mmap(pointer(hint), len, access, kind, file, 0) };
     if base == libc::MAP_FAILED {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
