@@ -258,12 +258,13 @@ pub(crate) unsafe fn end(table: &Table, stream: CUstream) -> Result<CUgraph> {
 ///
 /// `stream` must be a live stream.
 #[cold]
-pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
+pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> Result<bool> {
     // SAFETY: the caller vouches for the handle.
     let status = unsafe { raw::graph::capture_status(table, stream) };
     match status {
-        Ok(status) => status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        Err(error) => error.kind() == ErrorKind::Capturing,
+        Ok(status) => Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+        Err(error) if error.kind() == ErrorKind::Capturing => Ok(true),
+        Err(error) => Err(error),
     }
 }
 

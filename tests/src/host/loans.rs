@@ -8,6 +8,7 @@ use cuda_mem::{ErrorKind, Stream};
 
 use super::{SIZES, pattern};
 use crate::environment::Environment;
+use crate::foreign::{begin, end_well};
 use crate::hold::hold;
 use crate::modules::load;
 
@@ -252,5 +253,35 @@ fn a_leaked_slice_of_it_is_waited_for(env: &Environment) -> Result<()> {
     drop(held);
     let back = back.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
     ensure!(*back? == [7; 100]);
+    Ok(())
+}
+
+/// The driver would record what is done with it, and the graph would use the memory when the host has it again.
+#[apply(case_alone)]
+fn captures_of_other_code_record_no_use_of_it(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, pool) = (env.context()?, env.pool()?);
+    let (stream, idle) = (context.stream()?, context.stream()?);
+    let mut buffer = pool.alloc_from(&stream, &[1u32; 1000])?;
+    let mut staging = context.pinned_from(&[2u32; 1000])?.lend(&stream)?;
+    for mode in 0..3 {
+        begin(&stream, mode)?;
+        let answers = [
+            staging.copy_from(&buffer),
+            staging.copy_to(&mut buffer),
+            staging.as_mut_slice()?.fill(3),
+            staging.as_mut_slice()?.copy_from_device(&buffer),
+            buffer.copy_from_device(&staging),
+        ];
+        end_well(&stream).with_context(|| format!("mode {mode}"))?;
+        let kinds = answers.map(|answer| answer.map_err(|error| error.kind()));
+        ensure!(kinds == [Err(ErrorKind::Capturing); 5], "{mode}: {kinds:?}");
+    }
+    // A capture elsewhere is none of its business.
+    begin(&idle, 2)?;
+    staging.copy_to(&mut buffer)?;
+    end_well(&idle)?;
+    ensure!(buffer.to_vec()? == [2; 1000]);
+    ensure!(*staging.take_back()? == [2; 1000]);
     Ok(())
 }

@@ -48,6 +48,9 @@ pub(super) mod sealed {
 /// It can be an argument of a launch: `&mut` for kernels that write, `&` for those that only read. Kernels access the
 /// memory over the bus.
 ///
+/// While any code captures the stream, copies and fills of the memory are refused: a graph would use it at every launch,
+/// when the host has it again.
+///
 /// Dropping it waits for the stream, and for other streams where a slice of it was leaked, and then frees the memory. Where waiting would invalidate a capture, the memory is
 /// freed after the capture. Leaking this value leaks the memory.
 ///
@@ -152,7 +155,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
         // SAFETY: the memory has this length and stays, unseen by the host, until this value ends, which waits for the
         // stream and for other streams in the list. Every bit pattern is a value of its elements.
         let span = unsafe { Span::new(self.address, self.len(), &self.stream, None) };
-        span.noted_in(&self.pending_uses)
+        span.noted_in(&self.pending_uses).lent()
     }
 
     /// Submits a copy of device memory of the same length into this memory, in the order of both streams. Does
@@ -161,7 +164,8 @@ impl<H: HostMemory> InFlightBuffer<H> {
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device cannot access the source,
-    /// or the memory is registered as read-only; otherwise any driver error.
+    /// or the memory is registered as read-only; [`Capturing`](ErrorKind::Capturing) while any code captures the stream;
+    /// otherwise any driver error.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_from(&mut self, from: &impl DeviceMemory<Element = H::Element>) -> Result<()> {
         self.require_writable()?;
@@ -180,7 +184,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
     /// # Errors
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, or the stream's device cannot access the
-    /// target; otherwise any driver error.
+    /// target; [`Capturing`](ErrorKind::Capturing) while any code captures the stream; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_to(&self, to: &mut impl DeviceMemoryMut<Element = H::Element>) -> Result<()> {
         self.span().wait_for_pending_uses(false)?;

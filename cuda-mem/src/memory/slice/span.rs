@@ -29,6 +29,8 @@ pub(crate) struct Span<'a, T> {
     pub(super) waited: u64,
     /// Whether the span's creator captures the stream, so that work on the span is meant to be recorded.
     pub(super) is_recorded: bool,
+    /// Whether it is host memory that the host has again once the stream is past its uses.
+    pub(super) is_lent: bool,
     element: PhantomData<T>,
 }
 
@@ -61,6 +63,7 @@ impl<'a, T: Pod> Span<'a, T> {
             pending_uses: None,
             waited: 0,
             is_recorded: false,
+            is_lent: false,
             element: PhantomData,
         }
     }
@@ -77,6 +80,14 @@ impl<'a, T: Pod> Span<'a, T> {
     pub(crate) fn recorded(self) -> Self {
         Self {
             is_recorded: true,
+            ..self
+        }
+    }
+
+    /// The same range, of memory that the host has lent.
+    pub(crate) fn lent(self) -> Self {
+        Self {
+            is_lent: true,
             ..self
         }
     }

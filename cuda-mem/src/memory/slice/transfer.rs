@@ -16,6 +16,17 @@ impl<T: Pod> Span<'_, T> {
     /// Runs `call` with the stream's context current, as the driver wants around copies of pool
     /// memory. An empty span needs no call.
     fn submit(&self, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        self.submit_unless_captured(self.is_lent, call)
+    }
+
+    /// As [`submit`](Self::submit). If it uses memory that the host has again later, it must be executed now: the driver
+    /// would record it into a capture of other code, without an error, and the graph would use the memory at every
+    /// launch, when it is the host's, or gone. No capture of this crate begins meanwhile.
+    fn submit_unless_captured(
+        &self,
+        uses_host: bool,
+        call: impl FnOnce(Queue<'_>) -> Result<()>,
+    ) -> Result<()> {
         if self.size_bytes() == 0 {
             return Ok(());
         }
@@ -25,6 +36,12 @@ impl<T: Pod> Span<'_, T> {
         } else {
             stream.submit_bound()?
         };
+        if uses_host {
+            open.require_uncaptured(
+                "other code captures the stream into a graph, which would use memory of the host at every launch; do \
+                 this before or after, or on another stream",
+            )?;
+        }
         call(open.queue()).map_err(|error| {
             error.asked(|| format!("{} bytes at {:#x}", self.size_bytes(), self.address))
         })
@@ -105,7 +122,7 @@ impl<T: Pod> Span<'_, T> {
     pub(crate) unsafe fn submit_from(&self, from: *const c_void) -> Result<()> {
         self.require_not_recorded()?;
         // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|queue| unsafe { self.send_from(queue, from) })
+        self.submit_unless_captured(true, |queue| unsafe { self.send_from(queue, from) })
     }
 
     /// Submits a copy into pinned memory, which has as many elements, and does not wait for it.
@@ -116,7 +133,7 @@ impl<T: Pod> Span<'_, T> {
     pub(crate) unsafe fn submit_to(&self, to: *mut c_void) -> Result<()> {
         self.require_not_recorded()?;
         // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|queue| unsafe { self.send_to(queue, to) })
+        self.submit_unless_captured(true, |queue| unsafe { self.send_to(queue, to) })
     }
 
     /// A copy of borrowed host memory has to be waited for, which a capture does not allow; and a graph would copy at
@@ -229,15 +246,16 @@ impl<T: Pod> Span<'_, T> {
         from: &Span<'_, T>,
         contexts: Option<(CUcontext, CUcontext)>,
     ) -> Result<()> {
-        let bytes = self.size_bytes();
+        let (bytes, uses_host) = (self.size_bytes(), self.is_lent || from.is_lent);
         if let Some((ours, theirs)) = contexts {
             let (to, from) = ((self.address, ours), (from.address, theirs));
             // SAFETY: both spans are valid at this point of the stream, whose context is current, and
             // each is memory of its context's device.
-            return self
-                .submit(|queue| unsafe { raw::copy::between_devices(queue, to, from, bytes) });
+            return self.submit_unless_captured(uses_host, |queue| unsafe {
+                raw::copy::between_devices(queue, to, from, bytes)
+            });
         }
-        self.submit(|queue| {
+        self.submit_unless_captured(uses_host, |queue| {
             let (to, source) = (self.address, from.address);
             if self.device.is_some() && from.device.is_some() {
                 // SAFETY: both spans are valid at this point of the stream, whose context is current;

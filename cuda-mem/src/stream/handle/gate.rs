@@ -18,7 +18,7 @@ use std::thread::ThreadId;
 use cuda_driver_sys::{CU_STREAM_LEGACY, CUgraph, CUstreamCaptureMode};
 
 use super::{StreamRef, is_default};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw::{self, Queue, Table};
@@ -99,13 +99,22 @@ impl<'a> Submission<'a> {
         recording::relaxed_while_capturing(self.queue.table(), || call(self.queue))
     }
 
-    /// An error with this text, if any code captures the stream.
+    /// An error with this text, if any code captures the stream. Without an answer it counts as not captured.
     pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
-        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
-        if unsafe { recording::is_captured(self.queue.table(), self.queue.stream()) } {
-            return Err(Error::capturing(why.to_owned()));
+        match self.require_uncaptured(why) {
+            Err(error) if error.kind() == ErrorKind::Capturing => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// As [`refuse_captured`](Self::refuse_captured), for calls that must not be recorded: without an answer they are
+    /// not made either.
+    pub(crate) fn require_uncaptured(&self, why: &str) -> Result<()> {
+        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+        match unsafe { recording::is_captured(self.queue.table(), self.queue.stream()) } {
+            Ok(true) => Err(Error::capturing(why.to_owned())),
+            answer => answer.map(drop),
+        }
     }
 }
 
