@@ -220,6 +220,28 @@ fn a_copy_beside_a_capture_of_somebody_else_is_finished(env: &Environment) -> Re
     Ok(())
 }
 
+/// The driver would only record such a copy, and a wait for it would spoil all captures of the context.
+#[apply(case_alone)]
+fn a_copy_in_a_stream_that_other_code_captures_spoils_nothing(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream, theirs) = (env.pool()?, env.stream()?, env.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u8>(&theirs, 1000)?;
+    for mode in 0..3 {
+        begin(&theirs, mode)?;
+        let captured = stream.capture(CaptureMode::Relaxed, |capture| {
+            let mut seen = [9; 1000];
+            let answers = [buffer.copy_from(&[1; 1000]), buffer.copy_to(&mut seen)];
+            drop(capture.alloc::<u8>(1000)?);
+            Ok((answers.map(is_capturing), seen))
+        });
+        end_well(&theirs).with_context(|| format!("mode {mode}"))?;
+        let (_, (refused, seen)) = captured.with_context(|| format!("mode {mode}: lost"))?;
+        ensure!(refused == [true; 2] && seen == [9; 1000], "mode {mode}");
+    }
+    ensure!(buffer.to_vec()? == [0; 1000]);
+    Ok(())
+}
+
 #[apply(case_alone)]
 fn a_stream_that_ends_in_a_capture_gives_back_what_waits(env: &Environment) -> Result<()> {
     env.need(11, 4)?;

@@ -45,7 +45,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; otherwise any driver error.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ;
+    /// [`Capturing`](crate::ErrorKind::Capturing) while any code captures the stream; otherwise any driver error.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.wait_for_pending_uses()?;

@@ -49,7 +49,7 @@ impl<T: Pod> Span<'_, T> {
 
     /// Waits until the stream is past a copy from or to a host slice that is only borrowed.
     ///
-    /// While a stream is captured, the driver may refuse to wait, unless the thread is in relaxed capture mode. If
+    /// While another stream is captured, the driver may refuse to wait, unless the thread is in relaxed capture mode. If
     /// the stream cannot be waited for at all, this waits for the whole context: a copy must not outlive the
     /// borrow. If that fails too, the context is lost, and its copies with it.
     fn finish(&self) -> Result<()> {
@@ -60,16 +60,16 @@ impl<T: Pod> Span<'_, T> {
             }
             waited => waited,
         };
-        waited.inspect_err(|_| {
+        waited.inspect_err(|error| {
             // The first error is the one to report.
-            let _ = self.stream.context().wait_even_if_captured();
+            let _ = wait_for_context_unless_captured(error, self.stream);
         })
     }
 
     /// Submits a copy from or to a host slice that is only borrowed, and waits for it.
     fn submit_and_wait(&self, send: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         self.stream.release_deferred();
-        self.submit(|queue| {
+        self.submit_unless_captured(true, |queue| {
             let sent = send(queue);
             // Also after a failure: whatever was submitted uses the slice.
             let done = self.finish();
@@ -207,12 +207,12 @@ impl<T: Pod> Span<'_, T> {
     /// `stream` reads the range, and the range's own stream could not be made to wait for it.
     fn note_reader(&self, stream: &Stream) {
         let Some(pending_uses) = self.pending_uses else {
-            // Memory of a graph, whose owner waits for nothing else. One of these fails only if the stream is being
-            // captured or the context is lost.
+            // Memory of a graph, whose owner waits for nothing else. Both fail only if the stream is being captured or
+            // the context is lost.
             let _ = stream
                 .as_ref()
                 .wait_unless_captured()
-                .or_else(|_| stream.context().wait_even_if_captured());
+                .or_else(|error| wait_for_context_unless_captured(&error, stream));
             return;
         };
         // In a fork nothing was submitted.
@@ -290,6 +290,15 @@ impl<T: Pod> Span<'_, T> {
             }),
         }
     }
+}
+
+/// Waits for the context of a stream that could not be waited for. Not if other code captures that stream: the driver
+/// would refuse this too, and all captures of the context would be lost (R110).
+fn wait_for_context_unless_captured(error: &Error, stream: &Stream) -> Result<()> {
+    if error.kind() == ErrorKind::Capturing {
+        stream.as_ref().refuse_captured("it is captured")?;
+    }
+    stream.context().wait_even_if_captured()
 }
 
 /// The pattern of an element of 1, 2 or 4 bytes, and its size; other sizes do not compile.
