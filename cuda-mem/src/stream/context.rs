@@ -22,7 +22,7 @@ use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::epoch::{self, Progress};
-use crate::stream::recording::Dependency;
+use crate::stream::recording::{CaptureExclusion, Dependency};
 use crate::stream::stage::Stage;
 use crate::stream::{after_wait, deferred, recording, waits};
 
@@ -285,20 +285,28 @@ impl Context {
     /// driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        if recording::captures_in(self.driver().table(), self.0.raw) {
+        let epoch = epoch::take();
+        let excluded = recording::exclude_captures_in(self.0.raw)?;
+        if excluded.is_outermost() && recording::captures_in(self.driver().table(), self.0.raw) {
             return Err(Error::capturing(format!(
                 "a stream of the {self} is being recorded into a graph, and waiting for the whole context would \
                  spoil that; wait for streams, or do it after the capture"
             )));
         }
-        self.wait_even_if_captured()
+        self.wait(epoch, Some(excluded))
     }
 
     /// As [`synchronize`](Self::synchronize), for waits without which something would be unsound: captures of streams
     /// of this context are lost (R110).
     pub(crate) fn wait_even_if_captured(&self) -> Result<()> {
+        // Captures that have not begun wait for it. Where that cannot be noted, it must be waited all the same.
         let epoch = epoch::take();
+        self.wait(epoch, recording::exclude_captures_in(self.0.raw).ok())
+    }
+
+    fn wait(&self, epoch: u64, excluded: Option<CaptureExclusion>) -> Result<()> {
         {
+            let _excluded = excluded;
             let _current = self.bind()?;
             let _waits = waits::begin()?;
             let table = self.driver().table();
@@ -308,6 +316,7 @@ impl Context {
             })?;
         }
         self.0.progress.advance(epoch);
+        // Not before: this may run the program's code, and captures wait for what is excluded.
         deferred::poll_all();
         after_wait::tell();
         Ok(())

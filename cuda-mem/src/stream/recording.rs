@@ -25,7 +25,9 @@ use crate::base::report;
 use crate::driver::raw::{self, Table};
 
 pub(crate) use dependencies::{Dependencies, Dependency};
-pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, exclude_plainly};
+pub(crate) use exclusion::{
+    CaptureExclusion, PlainExclusion, exclude_captures, exclude_captures_in, exclude_plainly,
+};
 
 /// The number of captures of this crate that are running, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);

@@ -3,6 +3,7 @@
 mod buffer;
 mod capture;
 mod capture_elsewhere;
+mod capture_meetings;
 mod capture_pools;
 mod context;
 mod context_ends;

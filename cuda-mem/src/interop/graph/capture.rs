@@ -73,8 +73,8 @@ impl Stream {
     /// Records what `record` does with the capture into a graph; nothing runs before the graph is launched. Needs CUDA
     /// 11.4. The legacy default stream cannot be captured.
     ///
-    /// Waits for calls of other threads that use the stream now, such as a [`synchronize`](Self::synchronize), and if it is
-    /// a thread's own stream, for those that use the legacy default stream. Meanwhile all other use of the stream through
+    /// Waits for calls of other threads that use the stream now, such as a [`synchronize`](Self::synchronize), or wait for
+    /// its whole context, and if it is a thread's own stream, for those that use the legacy default stream. Meanwhile all other use of the stream through
     /// this crate fails with [`Capturing`](crate::ErrorKind::Capturing) and does not affect the capture; a buffer of the stream that is dropped is freed after the capture. If `record`
     /// fails or panics, the capture ends and leaves nothing behind.
     ///

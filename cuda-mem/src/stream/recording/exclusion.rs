@@ -5,7 +5,8 @@
 //! after its slice was given away. So a thread notes which stream it is about to use, then checks, then calls; and a
 //! capture is announced first, then waits until no thread is noted, then begins. If two threads do this at once, one
 //! sees the other, because a barrier separates each thread's note from its check. The frequent side has the half of
-//! the barrier that costs nothing.
+//! the barrier that costs nothing. A wait for a whole context, which would invalidate captures of all its streams, is
+//! noted in the same way.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -146,6 +147,11 @@ pub(super) fn number(context: CUcontext, stream: CUstream) -> usize {
     }
 }
 
+/// The number that stands for all streams of the context, and differs from that of each.
+fn all_of(context: CUcontext) -> usize {
+    context.addr()
+}
+
 fn holds(slot: &ThreadSlot, stream: usize) -> bool {
     slot.streams.iter().any(|place| {
         let noted = place.load(Ordering::Acquire);
@@ -156,8 +162,13 @@ fn holds(slot: &ThreadSlot, stream: usize) -> bool {
 /// Whether this thread is in work that keeps captures of the stream from beginning.
 #[cold]
 pub(super) fn is_held(context: CUcontext, stream: CUstream) -> bool {
+    is_noted(&[number(context, stream)])
+}
+
+/// Whether this thread has noted one of the numbers.
+fn is_noted(numbers: &[usize]) -> bool {
     LEASE
-        .try_with(|lease| holds(lease.0, number(context, stream)))
+        .try_with(|lease| numbers.iter().any(|number| holds(lease.0, *number)))
         .unwrap_or(false)
 }
 
@@ -172,7 +183,26 @@ pub(crate) fn exclude_captures(
     if report::is_forked() {
         return Err(Error::forked());
     }
-    let number = number(context, stream);
+    let outside = exclude(number(context, stream))?;
+    if outside.is_outermost() && super::any() {
+        refuse_recorded(table, context, stream)?;
+    }
+    Ok(outside)
+}
+
+/// Keeps captures of all streams of the context from beginning while the guard lives: during a wait for the context,
+/// which would invalidate them (R110). Captures that are running are the caller's to look for.
+#[cold]
+pub(crate) fn exclude_captures_in(context: CUcontext) -> Result<CaptureExclusion> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    exclude(all_of(context))
+}
+
+/// Notes the number for this thread.
+#[inline]
+fn exclude(number: usize) -> Result<CaptureExclusion> {
     let note_in_slot = |lease: &SlotLease| {
         if barrier::is_there() {
             SLOT.set(Some(lease.0));
@@ -197,9 +227,6 @@ pub(crate) fn exclude_captures(
                  that is going on"
                     .to_owned(),
             ));
-        }
-        if super::any() {
-            refuse_recorded(table, context, stream)?;
         }
     }
     Ok(outside)
@@ -247,8 +274,8 @@ fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotL
     (note(lease.0, stream), Some(lease))
 }
 
-/// Waits until no other thread is about to use the stream, or what would spoil its capture. The capture is already announced, so no thread begins anew.
-/// An error if this thread itself is in the middle of such work.
+/// Waits until no other thread is about to use the stream, or what would spoil its capture. The capture is already
+/// announced, so no thread begins anew. An error if this thread itself is in the middle of such work.
 #[cold]
 pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
     // No other thread uses this thread's own stream, but work in the legacy stream would spoil the capture (R193).
@@ -256,13 +283,13 @@ pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
         true => CU_STREAM_LEGACY,
         false => stream,
     };
-    if is_held(context, stream) || is_held(context, other) {
+    let numbers = [number(context, other), all_of(context)];
+    if is_held(context, stream) || is_noted(&numbers) {
         return Err(Error::capturing(
             "this thread is in the middle of other work in the stream; begin the capture after it"
                 .to_owned(),
         ));
     }
-    let number = number(context, other);
     pair::heavy();
     let all = SLOTS
         .lock()
@@ -271,7 +298,7 @@ pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
         .clone();
     for slot in all {
         let mut tries = 0_u32;
-        while holds(slot, number) {
+        while numbers.iter().any(|number| holds(slot, *number)) {
             // A call takes microseconds; a copy that is waited for takes as long as it takes.
             if tries < 100 {
                 std::hint::spin_loop();
@@ -287,182 +314,4 @@ pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-    use std::sync::MutexGuard;
-    use std::sync::atomic::AtomicBool;
-
-    use super::super::{CaptureToken, refuse};
-    use super::*;
-
-    const STREAM: usize = 0x1000;
-    const NO_CONTEXT: CUcontext = ptr::null_mut();
-
-    /// A capture excludes new work in the whole process, so the tests take turns.
-    fn turn() -> MutexGuard<'static, ()> {
-        static TURN: Mutex<()> = Mutex::new(());
-        TURN.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn handle() -> CUstream {
-        ptr::without_provenance_mut(STREAM)
-    }
-
-    #[test]
-    fn a_capture_waits_for_work_and_keeps_new_work_out() {
-        let _turn = turn();
-        let table = Table::default();
-        let has_begun = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let work = exclude_captures(&table, NO_CONTEXT, handle()).expect("no capture");
-            let capture = scope.spawn(|| {
-                let note =
-                    CaptureToken::new(&table, NO_CONTEXT, handle()).expect("the only capture");
-                has_begun.store(true, Ordering::SeqCst);
-                drop(note);
-            });
-            while refuse_recorded(&table, NO_CONTEXT, handle()).is_ok() {
-                std::thread::yield_now();
-            }
-            assert!(!has_begun.load(Ordering::SeqCst), "there is work");
-            // What belongs to the work goes on, what is new does not begin.
-            refuse(&table, NO_CONTEXT, handle()).expect("the same work");
-            drop(exclude_captures(&table, NO_CONTEXT, handle()).expect("the same work"));
-            assert!(!has_begun.load(Ordering::SeqCst), "the outer one counts");
-            let other = scope.spawn(|| exclude_captures(&table, NO_CONTEXT, handle()).is_err());
-            assert!(other.join().expect("no panic"), "new work");
-            drop(work);
-            capture.join().expect("no panic");
-        });
-        assert!(has_begun.load(Ordering::SeqCst));
-    }
-
-    #[test]
-    fn a_capture_of_a_threads_own_stream_waits_for_work_in_the_legacy_one() {
-        let _turn = turn();
-        let table = Table::default();
-        let context = || ptr::without_provenance_mut(0xa000);
-        let has_begun = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let work = exclude_captures(&table, context(), CU_STREAM_LEGACY).expect("no capture");
-            let elsewhere = ptr::without_provenance_mut(0xb000);
-            drop(
-                CaptureToken::new(&table, elsewhere, CU_STREAM_PER_THREAD).expect("no work there"),
-            );
-            CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD)
-                .expect_err("this thread would wait for itself");
-            let capture = scope.spawn(|| {
-                let note = CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD);
-                has_begun.store(true, Ordering::SeqCst);
-                drop(note.expect("the only capture"));
-            });
-            while super::super::refuse_legacy(&table, context()).is_ok() {
-                std::thread::yield_now();
-            }
-            assert!(!has_begun.load(Ordering::SeqCst), "there is work");
-            drop(work);
-            capture.join().expect("no panic");
-        });
-        assert!(has_begun.load(Ordering::SeqCst));
-    }
-
-    #[test]
-    fn a_capture_in_the_middle_of_its_own_work_is_refused() {
-        let _turn = turn();
-        let table = Table::default();
-        let stream = ptr::without_provenance_mut(0x2000);
-        let work = exclude_captures(&table, NO_CONTEXT, stream).expect("no capture");
-        CaptureToken::new(&table, NO_CONTEXT, stream).expect_err("it would wait for itself");
-        drop(work);
-        drop(CaptureToken::new(&table, NO_CONTEXT, stream).expect("the work is over"));
-    }
-
-    #[test]
-    fn deep_work_counts_for_every_stream() {
-        let _turn = turn();
-        let table = Table::default();
-        let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
-        let works: Vec<_> = (0..DEEPEST + 2)
-            .map(|number| exclude_captures(&table, NO_CONTEXT, stream(number)).expect("no capture"))
-            .collect();
-        for number in 0..DEEPEST + 3 {
-            assert!(is_held(NO_CONTEXT, stream(number)), "{number}");
-        }
-        drop(works);
-        for number in 0..DEEPEST + 3 {
-            assert!(!is_held(NO_CONTEXT, stream(number)), "{number}");
-        }
-    }
-
-    #[test]
-    fn work_in_the_default_stream_counts_for_that_stream_alone() {
-        let _turn = turn();
-        let table = Table::default();
-        let (default, other) = (ptr::null_mut(), ptr::without_provenance_mut(0x5000));
-        for (stream, idle) in [(default, other), (other, default)] {
-            let work = exclude_captures(&table, NO_CONTEXT, stream).expect("no stream is captured");
-            assert!(is_held(NO_CONTEXT, stream) && !is_held(NO_CONTEXT, idle));
-            drop(work);
-            assert!(!is_held(NO_CONTEXT, stream));
-        }
-    }
-
-    #[test]
-    fn a_default_stream_is_another_one_in_each_context() {
-        let _turn = turn();
-        let table = Table::default();
-        let contexts = [0x8000, 0x9000].map(ptr::without_provenance_mut);
-        for stream in [0, 1, 2].map(ptr::without_provenance_mut) {
-            let [here, there] = contexts;
-            let work = exclude_captures(&table, here, stream).expect("no stream is captured");
-            assert!(is_held(here, stream) && !is_held(there, stream));
-            drop(CaptureToken::new(&table, there, stream).expect("it has no work"));
-            drop(work);
-        }
-    }
-
-    #[test]
-    fn slots_are_taken_over() {
-        let _turn = turn();
-        let table = Table::default();
-        let slot = || {
-            std::thread::scope(|scope| {
-                let thread = scope.spawn(|| {
-                    drop(exclude_captures(
-                        &table,
-                        NO_CONTEXT,
-                        ptr::without_provenance_mut(0x4000),
-                    ));
-                    LEASE.with(|lease| ptr::from_ref(lease.0).addr())
-                });
-                thread.join().expect("no panic")
-            })
-        };
-        // Other tests may take the one that was given back, and keep it; but not that often.
-        let slots: HashSet<usize> = (0..64).map(|_| slot()).collect();
-        assert!(slots.len() < 64);
-    }
-
-    #[test]
-    fn plain_work_is_noted_too_and_only_outside_of_other_work() {
-        let _turn = turn();
-        let table = Table::default();
-        let stream = ptr::without_provenance_mut(0x6000);
-        let other = ptr::without_provenance_mut(0x7000);
-        // The first call of a thread takes its slot.
-        drop(exclude_captures(&table, NO_CONTEXT, stream).expect("no capture"));
-        let plain = exclude_plainly(stream);
-        assert_eq!(plain.is_some(), barrier::is_there());
-        assert_eq!(is_held(NO_CONTEXT, stream), plain.is_some());
-        assert!(!is_held(NO_CONTEXT, other));
-        drop(plain);
-        assert!(!is_held(NO_CONTEXT, stream));
-        let work = exclude_captures(&table, NO_CONTEXT, other).expect("no capture");
-        assert!(exclude_plainly(stream).is_none(), "it has one place");
-        assert!(
-            is_held(NO_CONTEXT, other) && !is_held(NO_CONTEXT, stream),
-            "which stays as it was"
-        );
-        drop(work);
-    }
-}
+mod tests;
