@@ -216,6 +216,7 @@ counted! {
     cuStreamEndCapture: PFN_cuStreamEndCapture,
     cuStreamGetCaptureInfo_v2: PFN_cuStreamGetCaptureInfo_v2,
     cuStreamGetCtx: PFN_cuStreamGetCtx,
+    cuStreamGetFlags: PFN_cuStreamGetFlags,
     cuStreamGetId: PFN_cuStreamGetId,
     cuStreamIsCapturing: PFN_cuStreamIsCapturing,
     cuStreamQuery: PFN_cuStreamQuery,

@@ -40,6 +40,8 @@ struct Running {
     recorded: Recorded,
     /// The handle of the stream's context.
     context: usize,
+    /// Whether the stream and the legacy default stream wait for each other, as a thread's own stream does.
+    is_blocking: bool,
     /// What the recorded work uses.
     dependencies: Dependencies,
 }
@@ -85,16 +87,26 @@ pub(crate) struct CaptureToken {
 impl CaptureToken {
     /// An error if the stream is already captured. Waits for calls of other threads that use the stream right now;
     /// from then on there are none until this is dropped.
-    pub(crate) fn new(table: &Table, context: CUcontext, stream: CUstream) -> Result<Self> {
+    pub(crate) fn new(
+        table: &Table,
+        context: CUcontext,
+        stream: CUstream,
+        is_blocking: bool,
+    ) -> Result<Self> {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let note = Self::announce(table, context, stream)?;
-        exclusion::wait_for_all(context, stream)?;
+        let note = Self::announce(table, context, stream, is_blocking)?;
+        exclusion::wait_for_all(context, stream, is_blocking)?;
         Ok(note)
     }
 
-    fn announce(table: &Table, context: CUcontext, stream: CUstream) -> Result<Self> {
+    fn announce(
+        table: &Table,
+        context: CUcontext,
+        stream: CUstream,
+        is_blocking: bool,
+    ) -> Result<Self> {
         let recorded = Recorded::new(table, context, stream);
         let mut streams = streams();
         if streams.iter().any(|other| other.recorded == recorded) {
@@ -103,6 +115,7 @@ impl CaptureToken {
         streams.push(Running {
             recorded,
             context: context.addr(),
+            is_blocking,
             dependencies: Dependencies::default(),
         });
         COUNT.fetch_add(1, Ordering::Relaxed);
@@ -176,14 +189,14 @@ pub(crate) fn captures_in(table: &Table, context: CUcontext) -> bool {
 }
 
 #[cold]
-fn is_captured_in(table: &Table, context: CUcontext, which: impl Fn(&Recorded) -> bool) -> bool {
+fn is_captured_in(table: &Table, context: CUcontext, which: impl Fn(&Running) -> bool) -> bool {
     let (table, context) = (std::ptr::from_ref(table).addr(), context.addr());
     // In a fork there may be no thread left to unlock the list; there the driver is not called anyway.
     !report::is_forked()
         && streams()
             .iter()
             .filter(|other| other.recorded.table == table && other.context == context)
-            .any(|other| which(&other.recorded))
+            .any(which)
 }
 
 /// An error if this crate captures the stream now. A capture may begin right afterwards: work that must stay out of it
@@ -213,13 +226,13 @@ fn refuse_recorded(table: &Table, context: CUcontext, stream: CUstream) -> Resul
     }
 }
 
-/// An error if this crate captures a per-thread default stream of this context.
+/// An error if this crate captures a blocking stream of this context.
 #[inline]
 pub(crate) fn refuse_legacy(table: &Table, context: CUcontext) -> Result<()> {
-    if any() && captures_per_thread(table, context) {
+    if any() && captures_blocking(table, context) {
         return Err(Error::capturing(
-            "a thread records its default stream into a graph, and work in the legacy default stream would spoil \
-             that; use another stream"
+            "a stream that waits for the legacy default stream is being recorded into a graph, and work in the legacy \
+             one would spoil that; use another stream"
                 .to_owned(),
         ));
     }
@@ -227,8 +240,8 @@ pub(crate) fn refuse_legacy(table: &Table, context: CUcontext) -> Result<()> {
 }
 
 #[cold]
-fn captures_per_thread(table: &Table, context: CUcontext) -> bool {
-    is_captured_in(table, context, |recorded| recorded.thread.is_some())
+fn captures_blocking(table: &Table, context: CUcontext) -> bool {
+    is_captured_in(table, context, |running| running.is_blocking)
 }
 
 #[cold]

@@ -10,9 +10,11 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
 use cuda_mem::stream::Event;
+use cuda_mem::sys::CUstream_flags;
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryPool, Resource, Stream};
 
 use super::context::Foreign;
+use super::foreign::raw_stream;
 use super::graph::MODES;
 use crate::environment::Environment;
 use crate::hold::hold;
@@ -249,18 +251,33 @@ fn a_graph_is_instantiated_and_dropped_beside_a_capture(env: &Environment) -> Re
     Ok(())
 }
 
-/// The driver would let it wait for the other stream.
 #[apply(case_alone)]
 fn the_legacy_stream_is_refused_beside_a_capture_of_a_per_thread_stream(
     env: &Environment,
 ) -> Result<()> {
+    let own = env.context()?.per_thread_stream();
+    legacy_is_refused_beside(env, &own)
+}
+
+#[apply(case_alone)]
+fn the_legacy_stream_is_refused_beside_a_capture_of_a_blocking_stream(
+    env: &Environment,
+) -> Result<()> {
+    let context = env.context()?;
+    let raw = raw_stream(&context, CUstream_flags::CU_STREAM_DEFAULT)?;
+    // SAFETY: the stream is of this context, and nobody else destroys it.
+    let blocking = unsafe { Stream::from_raw(&context, raw) };
+    legacy_is_refused_beside(env, &blocking)
+}
+
+/// The driver would let it wait for the captured stream.
+fn legacy_is_refused_beside(env: &Environment, captured: &Stream) -> Result<()> {
     env.need(11, 4)?;
-    let (context, pool) = (env.context()?, env.pool()?);
-    let (own, legacy) = (context.per_thread_stream(), context.legacy_stream());
+    let (pool, legacy) = (env.pool()?, captured.context().legacy_stream());
     let mut buffer = pool.alloc::<u8>(&legacy, 1000)?;
     for mode in MODES {
         let dropped = pool.alloc::<u8>(&legacy, 1000)?;
-        let (_, refused) = own
+        let (_, refused) = captured
             .capture(mode, |capture| {
                 let answers = [
                     buffer.fill(1),

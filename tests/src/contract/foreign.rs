@@ -13,13 +13,13 @@ use crate::environment::Environment;
 use crate::forks;
 use crate::hold::hold;
 
-fn raw_stream(context: &Context) -> Result<CUstream> {
+pub(super) fn raw_stream(context: &Context, flags: CUstream_flags) -> Result<CUstream> {
     let mut stream = null_mut();
     let create = context.device().driver().table().cuStreamCreate;
     let create = create.context("no cuStreamCreate")?;
     let _current = context.bind()?;
     // SAFETY: the context is current, and `stream` is valid for a write.
-    let code = unsafe { create(&raw mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0) };
+    let code = unsafe { create(&raw mut stream, flags.0) };
     ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
     Ok(stream)
 }
@@ -44,7 +44,7 @@ impl Drop for Owner {
 #[apply(case)]
 fn a_borrowed_stream_is_kept_for_its_buffers(env: &Environment) -> Result<()> {
     let context = env.context()?;
-    let raw = raw_stream(&context)?;
+    let raw = raw_stream(&context, CUstream_flags::CU_STREAM_NON_BLOCKING)?;
     let answer = Arc::new(AtomicU32::new(u32::MAX));
     let owner = Owner {
         context: context.clone(),
@@ -72,7 +72,7 @@ fn a_borrowed_stream_is_kept_for_its_buffers(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_stream_taken_over_is_destroyed_with_its_last_handle(env: &Environment) -> Result<()> {
     let context = env.context()?;
-    let raw = raw_stream(&context)?;
+    let raw = raw_stream(&context, CUstream_flags::CU_STREAM_NON_BLOCKING)?;
     // SAFETY: made just now in this context, and given up here.
     let stream = unsafe { Stream::from_raw(&context, raw) };
     let clone = stream.clone();

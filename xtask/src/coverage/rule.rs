@@ -235,7 +235,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuStreamGetPriority", PRIORITIES),
     ("cuStreamGetCtx", KNOWN),
     ("cuStreamGetDevice", KNOWN),
-    ("cuStreamGetFlags", KNOWN),
     ("cuStreamBatchMemOp", VALUES),
     ("cuStreamWaitValue*", VALUES),
     ("cuStreamWriteValue*", VALUES),

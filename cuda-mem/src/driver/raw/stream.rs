@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use cuda_driver_sys::{CUevent, CUstream};
+use cuda_driver_sys::{CUevent, CUstream, CUstream_flags};
 
 use super::{Queue, Table, call};
 use crate::base::error::Result;
@@ -44,6 +44,15 @@ pub(crate) unsafe fn id(queue: Queue<'_>) -> Result<u64> {
     // SAFETY: the caller vouches for the handle; `id` is valid for a write.
     unsafe { call!(queue.table, cuStreamGetId(queue.stream, &raw mut id)) }?;
     Ok(id)
+}
+
+/// # Safety
+/// The stream must be live. Whether it and the legacy default stream wait for each other.
+pub(crate) unsafe fn is_blocking(queue: Queue<'_>) -> Result<bool> {
+    let mut flags = 0;
+    // SAFETY: the caller vouches for the handle; `flags` is valid for a write.
+    unsafe { call!(queue.table, cuStreamGetFlags(queue.stream, &raw mut flags)) }?;
+    Ok(flags & CUstream_flags::CU_STREAM_NON_BLOCKING.0 == 0)
 }
 
 /// # Safety

@@ -15,7 +15,7 @@
 use std::marker::PhantomData;
 use std::thread::ThreadId;
 
-use cuda_driver_sys::{CU_STREAM_LEGACY, CUgraph, CUstreamCaptureMode};
+use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUgraph, CUstreamCaptureMode};
 
 use super::{StreamRef, is_default};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -134,8 +134,8 @@ impl<'a> StreamRef<'a> {
         Ok(exclusion)
     }
 
-    /// Work in the legacy default stream waits for the per-thread default streams of its context, and would invalidate
-    /// their captures (R193).
+    /// Work in the legacy default stream waits for the blocking streams of its context, such as each thread's own, and
+    /// would invalidate their captures (R193).
     #[inline]
     fn refuse_implicit(&self) -> Result<()> {
         if self.raw == CU_STREAM_LEGACY {
@@ -241,8 +241,12 @@ impl<'a> StreamRef<'a> {
 
     /// Begins a capture. All other work of this crate stays out of it until the token is dropped.
     pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<CaptureToken> {
-        let note = CaptureToken::new(self.table(), self.context.as_raw(), self.raw)?;
-        let _current = self.enter()?;
+        self.refuse_recorded()?;
+        let open = Submission::new(self, None, self.enter()?);
+        let is_blocking = self.raw == CU_STREAM_PER_THREAD
+            // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+            || unsafe { raw::stream::is_blocking(open.queue()) }?;
+        let note = CaptureToken::new(self.table(), self.context.as_raw(), self.raw, is_blocking)?;
         // SAFETY: the stream is live, and the note keeps everything else of this crate out of it.
         unsafe { raw::graph::begin_capture(self.table(), self.raw, mode) }?;
         Ok(note)

@@ -162,13 +162,8 @@ fn holds(slot: &ThreadSlot, stream: usize) -> bool {
 /// Whether this thread is in work that keeps captures of the stream from beginning.
 #[cold]
 pub(super) fn is_held(context: CUcontext, stream: CUstream) -> bool {
-    is_noted(&[number(context, stream)])
-}
-
-/// Whether this thread has noted one of the numbers.
-fn is_noted(numbers: &[usize]) -> bool {
     LEASE
-        .try_with(|lease| numbers.iter().any(|number| holds(lease.0, *number)))
+        .try_with(|lease| holds(lease.0, number(context, stream)))
         .unwrap_or(false)
 }
 
@@ -277,14 +272,17 @@ fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotL
 /// Waits until no other thread is about to use the stream, or what would spoil its capture. The capture is already
 /// announced, so no thread begins anew. An error if this thread itself is in the middle of such work.
 #[cold]
-pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
-    // No other thread uses this thread's own stream, but work in the legacy stream would spoil the capture (R193).
-    let other = match stream == CU_STREAM_PER_THREAD {
-        true => CU_STREAM_LEGACY,
-        false => stream,
-    };
-    let numbers = [number(context, other), all_of(context)];
-    if is_held(context, stream) || is_noted(&numbers) {
+pub(super) fn wait_for_all(context: CUcontext, stream: CUstream, is_blocking: bool) -> Result<()> {
+    // No other thread uses this thread's own stream.
+    let is_shared = stream != CU_STREAM_PER_THREAD;
+    let numbers = [
+        is_shared.then(|| number(context, stream)),
+        // Work in the legacy stream would spoil the capture (R193).
+        is_blocking.then(|| number(context, CU_STREAM_LEGACY)),
+        Some(all_of(context)),
+    ];
+    let is_busy = |slot| numbers.iter().flatten().any(|it| holds(slot, *it));
+    if is_held(context, stream) || LEASE.try_with(|lease| is_busy(lease.0)).unwrap_or(false) {
         return Err(Error::capturing(
             "this thread is in the middle of other work in the stream; begin the capture after it"
                 .to_owned(),
@@ -298,7 +296,7 @@ pub(super) fn wait_for_all(context: CUcontext, stream: CUstream) -> Result<()> {
         .clone();
     for slot in all {
         let mut tries = 0_u32;
-        while numbers.iter().any(|number| holds(slot, *number)) {
+        while is_busy(slot) {
             // A call takes microseconds; a copy that is waited for takes as long as it takes.
             if tries < 100 {
                 std::hint::spin_loop();

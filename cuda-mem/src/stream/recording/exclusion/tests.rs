@@ -28,7 +28,8 @@ fn a_capture_waits_for_work_and_keeps_new_work_out() {
     std::thread::scope(|scope| {
         let work = exclude_captures(&table, CONTEXT, handle()).expect("no capture");
         let capture = scope.spawn(|| {
-            let note = CaptureToken::new(&table, CONTEXT, handle()).expect("the only capture");
+            let note =
+                CaptureToken::new(&table, CONTEXT, handle(), false).expect("the only capture");
             has_begun.store(true, Ordering::SeqCst);
             drop(note);
         });
@@ -49,19 +50,28 @@ fn a_capture_waits_for_work_and_keeps_new_work_out() {
 }
 
 #[test]
-fn a_capture_of_a_threads_own_stream_waits_for_work_in_the_legacy_one() {
+fn a_capture_of_a_blocking_stream_waits_for_work_in_the_legacy_one() {
     let _turn = turn();
+    capture_waits_for_legacy_work(|| CU_STREAM_PER_THREAD);
+    capture_waits_for_legacy_work(handle);
+    let table = Table::default();
+    let work = exclude_captures(&table, CONTEXT, CU_STREAM_LEGACY).expect("no capture");
+    drop(CaptureToken::new(&table, CONTEXT, handle(), false).expect("it is not blocking"));
+    drop(work);
+}
+
+fn capture_waits_for_legacy_work(blocking: fn() -> CUstream) {
     let table = Table::default();
     let context = || ptr::without_provenance_mut(0xa000);
     let has_begun = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let work = exclude_captures(&table, context(), CU_STREAM_LEGACY).expect("no capture");
         let elsewhere = ptr::without_provenance_mut(0xb000);
-        drop(CaptureToken::new(&table, elsewhere, CU_STREAM_PER_THREAD).expect("no work there"));
-        CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD)
+        drop(CaptureToken::new(&table, elsewhere, blocking(), true).expect("no work there"));
+        CaptureToken::new(&table, context(), blocking(), true)
             .expect_err("this thread would wait for itself");
         let capture = scope.spawn(|| {
-            let note = CaptureToken::new(&table, context(), CU_STREAM_PER_THREAD);
+            let note = CaptureToken::new(&table, context(), blocking(), true);
             has_begun.store(true, Ordering::SeqCst);
             drop(note.expect("the only capture"));
         });
@@ -84,11 +94,11 @@ fn a_capture_waits_for_a_wait_for_its_context() {
     std::thread::scope(|scope| {
         let wait = exclude_captures_in(CONTEXT).expect("no capture");
         let elsewhere = ptr::without_provenance_mut(0xe000);
-        drop(CaptureToken::new(&table, elsewhere, stream()).expect("no wait there"));
-        CaptureToken::new(&table, CONTEXT, stream()).expect_err("this thread waits");
+        drop(CaptureToken::new(&table, elsewhere, stream(), false).expect("no wait there"));
+        CaptureToken::new(&table, CONTEXT, stream(), false).expect_err("this thread waits");
         drop(exclude_captures(&table, CONTEXT, stream()).expect("work is not excluded"));
         let capture = scope.spawn(|| {
-            let note = CaptureToken::new(&table, CONTEXT, stream());
+            let note = CaptureToken::new(&table, CONTEXT, stream(), false);
             has_begun.store(true, Ordering::SeqCst);
             drop(note.expect("the only capture"));
         });
@@ -108,9 +118,9 @@ fn a_capture_in_the_middle_of_its_own_work_is_refused() {
     let table = Table::default();
     let stream = ptr::without_provenance_mut(0x2000);
     let work = exclude_captures(&table, CONTEXT, stream).expect("no capture");
-    CaptureToken::new(&table, CONTEXT, stream).expect_err("it would wait for itself");
+    CaptureToken::new(&table, CONTEXT, stream, false).expect_err("it would wait for itself");
     drop(work);
-    drop(CaptureToken::new(&table, CONTEXT, stream).expect("the work is over"));
+    drop(CaptureToken::new(&table, CONTEXT, stream, false).expect("the work is over"));
 }
 
 #[test]
@@ -152,7 +162,7 @@ fn a_default_stream_is_another_one_in_each_context() {
         let [here, there] = contexts;
         let work = exclude_captures(&table, here, stream).expect("no stream is captured");
         assert!(is_held(here, stream) && !is_held(there, stream));
-        drop(CaptureToken::new(&table, there, stream).expect("it has no work"));
+        drop(CaptureToken::new(&table, there, stream, false).expect("it has no work"));
         drop(work);
     }
 }
