@@ -284,7 +284,8 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> Result<bool
 }
 
 /// Runs `call` in relaxed capture mode, so it cannot invalidate a capture of another stream. If the mode cannot be
-/// set, `call` is not run: the result is [`ErrorKind::Capturing`](crate::ErrorKind), and the call can be made later.
+/// set, `call` is not run: the result is [`ErrorKind::Capturing`](crate::ErrorKind), and the call can be made later,
+/// unless the driver has shut down.
 #[cold]
 pub(crate) fn with_relaxed_capture_mode<T>(
     table: &Table,
@@ -297,7 +298,8 @@ pub(crate) fn with_relaxed_capture_mode<T>(
     let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: there is a driver, or there would be no table of it.
     let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }.map_err(|error| {
-        if error.kind() == ErrorKind::Forked {
+        // Later would not help.
+        if matches!(error.kind(), ErrorKind::Forked | ErrorKind::Deinitialized) {
             return error;
         }
         Error::capturing(format!(

@@ -94,6 +94,27 @@ fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// Setting the capture mode is the first call that finds the driver shut down.
+#[apply(case)]
+fn memory_that_ends_after_the_driver_waits_for_no_capture(env: &Environment) -> Result<()> {
+    let (context, control) = (env.context()?, env.control()?);
+    let shut_down = || {
+        let function = "cuThreadExchangeStreamCaptureMode";
+        control.fail(function, 1, CUresult::CUDA_ERROR_DEINITIALIZED);
+    };
+    let (dropped, freed) = (context.pinned::<u8>(LEN)?, context.pinned::<u8>(LEN)?);
+    let before = cuda_mem::base::drop_counts();
+    shut_down();
+    drop(dropped);
+    let after = cuda_mem::base::drop_counts();
+    ensure!(after.too_late == before.too_late + 1, "{after:?}");
+    ensure!(after.waiting == before.waiting, "{after:?}");
+    shut_down();
+    let failed = freed.free().err().context("it was freed")?;
+    ensure!(failed.error.kind() == ErrorKind::Deinitialized, "{failed}");
+    Ok(())
+}
+
 #[apply(case)]
 fn a_box_that_may_be_registered_is_not_freed(env: &Environment) -> Result<()> {
     let (context, control) = (env.context()?, env.control()?);

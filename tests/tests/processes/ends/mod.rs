@@ -11,7 +11,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::base::drop_counts;
+use cuda_mem::base::{DropCounts, drop_counts};
+use cuda_mem::mapped::PinnedBuffer;
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource as _, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::foreign::synchronize;
@@ -78,7 +79,8 @@ mod process {
 
     #[apply(case)]
     fn a_drop_after_the_driver_has_shut_down_is_harmless(env: &Environment) -> Result<()> {
-        ends_well(env, "after_the_driver", "at the end: 0 failures")
+        let line = "after the driver: 0 failures, 0 waiting";
+        ends_well(env, "after_the_driver", line)
     }
 
     #[apply(case)]
@@ -244,11 +246,15 @@ mod scenarios {
         Ok(())
     }
 
-    static LATE: Mutex<Option<Last>> = Mutex::new(None);
+    static LATE: Mutex<Option<(Last, PinnedBuffer<u8>)>> = Mutex::new(None);
 
     extern "C" fn drop_late() {
         if let Ok(mut late) = LATE.lock() {
             drop(late.take());
+            let DropCounts {
+                failures, waiting, ..
+            } = drop_counts();
+            println!("after the driver: {failures} failures, {waiting} waiting");
         }
     }
 
@@ -256,7 +262,8 @@ mod scenarios {
     /// driver has registered.
     fn drop_after_the_driver(env: &Environment) -> Result<()> {
         let buffer = env.pool()?.alloc_zeroed(&env.stream()?, 1000)?;
-        *LATE.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(Last(Some(buffer)));
+        let late = (Last(Some(buffer)), env.context()?.pinned(1000)?);
+        *LATE.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(late);
         Ok(())
     }
 
