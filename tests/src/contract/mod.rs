@@ -28,6 +28,8 @@ mod ipc_ends;
 #[cfg(unix)]
 mod ipc_exports;
 #[cfg(unix)]
+mod ipc_full;
+#[cfg(unix)]
 mod ipc_loans;
 mod kinds;
 mod limit_futures;

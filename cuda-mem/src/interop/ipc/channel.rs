@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::process::geteuid;
@@ -169,10 +169,11 @@ impl Channel {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the message is too large.
     #[doc(alias("sendmsg", "SCM_RIGHTS"))]
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        socket::send(self.as_fd(), bytes, descriptors, SendFlags::empty())
+        socket::send(self.as_fd(), bytes, descriptors)
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message. Meanwhile answers to buffers that were dropped here are sent, if too many messages were
+    /// unread at the other end before.
     ///
     /// # Errors
     ///
@@ -181,6 +182,7 @@ impl Channel {
     /// descriptors because this process has too many; nothing of it is kept.
     #[doc(alias("recvmsg", "SCM_RIGHTS"))]
     pub fn receive(&self) -> Result<Message> {
+        self.send_answers_until_message()?;
         let mut bytes = vec![0; Self::MAX_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,27 +1,28 @@
 //! A buffer while another process uses it.
 
-use std::time::Duration;
 use std::{fmt, thread};
 
 use bytemuck::Pod;
 
 use super::channel::Channel;
 use super::message::next_number;
+use super::socket::PAUSE;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::memory::buffer::DeviceBuffer;
-
-/// Between two attempts to read a socket that fails.
-const PAUSE: Duration = Duration::from_millis(10);
 
 impl Channel {
     /// Lends a buffer to the other process until that gives it back, drops it or dies. Sends it as
     /// [`send_buffer`](Self::send_buffer) does. Several buffers may be on loan at a time, and come back in any order;
     /// several threads may wait, each for one of them. Meanwhile nothing else may be received at this end.
     ///
+    /// Waits while too many messages are unread at the other end, and meanwhile takes back the buffers that are given back
+    /// there.
+    ///
     /// # Errors
     ///
-    /// The same errors.
+    /// The same errors; [`InvalidValue`](ErrorKind::InvalidValue) also if another message came meanwhile, which is lost.
+    /// The buffer is not on loan then.
     ///
     /// ```no_run
     /// # fn example(

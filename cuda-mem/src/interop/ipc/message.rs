@@ -2,14 +2,17 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytemuck::Pod;
+use rustix::event::PollFlags;
 
 use super::channel::Channel;
 use super::handles::{EventHandle, SharedBuffer};
 use super::pool::ImportedPool;
 use super::reply::{self, FAILED, RETURNED, Received};
 use super::returns::Return;
+use super::socket::PAUSE;
 use super::{registry, socket, wire};
 use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::driver::device::Device;
@@ -63,28 +66,35 @@ impl Channel {
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
     /// [`send`](Self::send).
     pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
-        self.send_numbered(SENT, buffer, next_number())
+        self.send(&numbered(SENT, buffer, next_number())?, &[])
     }
 
-    /// As [`send_buffer`](Self::send_buffer). The other end knows that this one waits for it.
+    /// As [`send_buffer`](Self::send_buffer). The other end knows that this one waits for it. While the channel is full,
+    /// answers to other loans are read: the other end may read no loans before there is space for its answers.
     pub(super) fn send_lent<T: Pod>(&self, buffer: &DeviceBuffer<T>, number: u64) -> Result<()> {
-        self.send_numbered(LENT, buffer, number)
-    }
-
-    /// The other end gives the buffer back under this number.
-    fn send_numbered<T: Pod>(&self, kind: u8, buffer: &DeviceBuffer<T>, number: u64) -> Result<()> {
-        let shared = buffer.export()?;
-        buffer.wait_for_writers()?;
-        buffer.stream().synchronize()?;
-        let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
-        self.send(&wire::seal(kind, &body), &[])
+        let message = numbered(LENT, buffer, number)?;
+        while !socket::send_now(self.as_fd(), &message)? {
+            self.returns.wait_for_space(number, |reads| {
+                if !reads {
+                    // Later this thread may have to read.
+                    socket::wait(self.as_fd(), PollFlags::OUT, Some(PAUSE))?;
+                    return Ok(None);
+                }
+                let ready = socket::wait(self.as_fd(), PollFlags::IN | PollFlags::OUT, None)?;
+                if ready.contains(PollFlags::OUT) || !ready.contains(PollFlags::IN) {
+                    return Ok(None);
+                }
+                self.receive_return().map(Some)
+            })?;
+        }
+        Ok(())
     }
 
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
     ///
     /// If the buffer was [lent](Self::lend), the other end waits for it. [`give_back`](Self::give_back) ends that wait.
-    /// Dropping the buffer does too, once a later wait or release in this process finds no work left in its stream. If a
-    /// lent buffer cannot be imported, the wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
+    /// Dropping the buffer does too, once a later wait or release in this process finds no work left in its stream, and
+    /// space in the channel if too many messages were unread at the other end. If a lent buffer cannot be imported, the wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
     ///
     /// # Safety
     ///
@@ -119,13 +129,13 @@ impl Channel {
         });
         if let (LENT, Err(error)) = (kind, &imported) {
             // The caller gets the first failure; after a second one the channel is closed.
-            let _ = self.answer(&reply::failed(number, &error.to_string()));
+            let _ = self.answer(reply::failed(number, &error.to_string()));
         }
         imported
     }
 
     /// Waits until the work of a received buffer is complete, frees the buffer, and notifies the other end, which waits
-    /// for that in [`ExportedBuffer`](super::ExportedBuffer).
+    /// for that in [`ExportedBuffer`](super::ExportedBuffer). Waits while too many messages are unread at the other end.
     ///
     /// If the buffer comes back with the error, you can try again. If its stream could not be waited for and it is dropped
     /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,
@@ -169,14 +179,14 @@ impl Channel {
         }
         buffer.note_failed_return(None);
         match buffer.free_sync() {
-            Ok(()) => self.answer(&reply::returned(number)).map_err(Failed::lost),
+            Ok(()) => self.answer(reply::returned(number)).map_err(Failed::lost),
             Err(failed) => {
                 let words = failed.error.to_string();
                 match &failed.object {
                     Some(buffer) => buffer.note_failed_return(Some(words)),
                     None => {
                         // The caller gets the first failure; after a second one the channel is closed.
-                        let _ = self.answer(&reply::failed(number, &words));
+                        let _ = self.answer(reply::failed(number, &words));
                     }
                 }
                 Err(failed)
@@ -184,11 +194,29 @@ impl Channel {
         }
     }
 
-    /// Sends the answer that the other end waits for. If it cannot be sent, the channel is closed, so that the other
-    /// end does not wait for ever.
-    fn answer(&self, bytes: &[u8]) -> Result<()> {
-        self.send(bytes, &[])
-            .inspect_err(|_| socket::shut_down(self.as_fd()))
+    /// Sends the answer that the other end waits for, and waits for space in the channel, also if the program has made
+    /// the socket one that does not wait. If it cannot be sent, the channel is closed, so that the other end does not wait
+    /// for ever.
+    fn answer(&self, bytes: Vec<u8>) -> Result<()> {
+        let mut bytes = Some(bytes);
+        while !self.open.send_answers(bytes.take())? {
+            socket::wait(self.as_fd(), PollFlags::OUT, None)?;
+        }
+        Ok(())
+    }
+
+    /// Sends answers that found the channel full before, and waits for a message while some of them are left: the other
+    /// end may send nothing before it has them.
+    pub(super) fn send_answers_until_message(&self) -> Result<()> {
+        // If they cannot be sent, what the other end has sent before can still be read.
+        while let Ok(false) = self.open.send_answers(None) {
+            let limit = socket::never_waits(self.as_fd()).then_some(Duration::ZERO);
+            let ready = socket::wait(self.as_fd(), PollFlags::IN | PollFlags::OUT, limit)?;
+            if !ready.contains(PollFlags::OUT) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the buffer with this number was given back.
@@ -264,6 +292,15 @@ impl Channel {
 pub(super) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Waits until the buffer's memory exists and holds what was written. The other end gives it back under this number.
+fn numbered<T: Pod>(kind: u8, buffer: &DeviceBuffer<T>, number: u64) -> Result<Vec<u8>> {
+    let shared = buffer.export()?;
+    buffer.wait_for_writers()?;
+    buffer.stream().synchronize()?;
+    let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
+    Ok(wire::seal(kind, &body))
 }
 
 fn unexpected(what: &str) -> Error {

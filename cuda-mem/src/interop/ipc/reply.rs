@@ -1,13 +1,12 @@
 //! The answer to the sender of a buffer.
 
+use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rustix::net::SendFlags;
-
 use super::{socket, wire};
-use crate::base::error::{Error, ErrorKind};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::memory::buffer::Loan;
 use crate::stream::Stream;
@@ -35,11 +34,64 @@ pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
     wire::seal(FAILED, &body)
 }
 
-/// The socket of a channel, for objects that outlive the channel; `None` when it is closed.
+/// Sends the answers of a channel.
+#[derive(Debug)]
+struct Answers {
+    /// `None` when the channel is closed, which some that answer outlive.
+    socket: Option<RawFd>,
+    /// Those that found too many messages unread at the other end. The channel is not closed for that: the other end would
+    /// take it for the end of this process, and use the memory of buffers that are still in use here.
+    unsent: VecDeque<Vec<u8>>,
+    /// The queue of deferred releases has an entry that sends them.
+    is_deferred: bool,
+}
+
+impl Answers {
+    /// Sends what it can without waiting. Returns whether nothing is left. If it fails, the channel is closed in both
+    /// directions, so that the other end does not wait for ever.
+    fn send(&mut self) -> Result<bool> {
+        let Some(number) = self.socket else {
+            self.unsent.clear();
+            return Ok(true);
+        };
+        // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
+        let there = unsafe { BorrowedFd::borrow_raw(number) };
+        while let Some(answer) = self.unsent.front() {
+            match socket::send_now(there, answer) {
+                Ok(true) => drop(self.unsent.pop_front()),
+                Ok(false) => return Ok(false),
+                Err(error) => {
+                    self.unsent.clear();
+                    socket::shut_down(there);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The socket of a channel, for objects that may outlive the channel.
 #[derive(Clone, Debug)]
-struct Socket(Arc<Lock<Option<RawFd>>>);
+struct Socket(Arc<Lock<Answers>>);
 
 impl Socket {
+    /// Sends an answer, or keeps it until there is space. Does not wait for the other end to read, because this may be a
+    /// destructor.
+    fn send(&self, answer: Vec<u8>) {
+        let Some(mut answers) = self.0.lock_unless_forked() else {
+            return;
+        };
+        answers.unsent.push_back(answer);
+        // If it fails, the channel is closed.
+        if let Ok(false) = answers.send()
+            && !mem::replace(&mut answers.is_deferred, true)
+        {
+            drop(answers);
+            deferred::defer(Box::new(Unsent(self.clone())));
+        }
+    }
+
     /// Tells channels apart while something has the socket.
     fn identity(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
@@ -52,7 +104,11 @@ pub(super) struct Open(Socket);
 
 impl Open {
     pub(super) fn new(socket: &OwnedFd) -> Self {
-        Self(Socket(Arc::new(Lock::new(Some(socket.as_raw_fd())))))
+        Self(Socket(Arc::new(Lock::new(Answers {
+            socket: Some(socket.as_raw_fd()),
+            unsent: VecDeque::new(),
+            is_deferred: false,
+        }))))
     }
 }
 
@@ -61,13 +117,21 @@ impl Open {
     pub(super) fn identity(&self) -> usize {
         self.0.identity()
     }
+
+    /// Sends this answer and those that found no space before, without waiting. Returns whether nothing is left. If it fails,
+    /// the channel is closed in both directions.
+    pub(super) fn send_answers(&self, answer: Option<Vec<u8>>) -> Result<bool> {
+        let mut answers = self.0.0.lock()?;
+        answers.unsent.extend(answer);
+        answers.send()
+    }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         // In a fork this is a copy.
-        if let Some(mut open) = self.0.0.lock_unless_forked() {
-            *open = None;
+        if let Some(mut answers) = self.0.0.lock_unless_forked() {
+            answers.socket = None;
         }
     }
 }
@@ -131,7 +195,7 @@ impl Received {
             Answer::Release => failure.map(ToString::to_string),
         };
         if let Some(words) = failure {
-            return self.send(&failed(self.number, &words));
+            return self.socket.send(failed(self.number, &words));
         }
         let stream = stream.clone();
         // It never fails.
@@ -149,28 +213,13 @@ impl Received {
             Answer::Release if !self.is_lent => return,
             Answer::Release => failure.to_string(),
         };
-        self.send(&failed(self.number, &words));
+        self.socket.send(failed(self.number, &words));
     }
 
     fn take_answer(&self) -> Answer {
         match self.answer.lock_unless_forked() {
             Some(mut answer) => mem::replace(&mut *answer, Answer::Caller),
             None => Answer::Caller,
-        }
-    }
-
-    /// Does not wait for the sender to read, because this may be a destructor.
-    fn send(&self, message: &[u8]) {
-        let Some(open) = self.socket.0.lock_unless_forked() else {
-            return;
-        };
-        let Some(number) = *open else {
-            return;
-        };
-        // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
-        let there = unsafe { BorrowedFd::borrow_raw(number) };
-        if socket::send(there, message, &[], SendFlags::DONTWAIT).is_err() {
-            socket::shut_down(there);
         }
     }
 }
@@ -193,7 +242,27 @@ impl Deferred for PendingReturn {
             Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
             Err(error) => failed(self.received.number, &error.to_string()),
         };
-        self.received.send(&message);
+        self.received.socket.send(message);
+        Outcome::Done
+    }
+}
+
+/// The answers of a channel that found no space in it.
+struct Unsent(Socket);
+
+impl Deferred for Unsent {
+    fn name(&self) -> &'static str {
+        "answer about a received buffer"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        if let Some(mut answers) = self.0.0.lock_unless_forked() {
+            // If it fails, the channel is closed.
+            if let Ok(false) = answers.send() {
+                return Outcome::NotYet;
+            }
+            answers.is_deferred = false;
+        }
         Outcome::Done
     }
 }

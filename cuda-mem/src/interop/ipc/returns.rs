@@ -80,13 +80,39 @@ impl Returns {
             state.is_read = true;
             drop(state);
             let turn = Turn(self);
-            let found = read()?;
-            if let Some(place) = self.state.lock()?.lent.get_mut(&found.number) {
-                *place = Some(found);
-            }
+            self.keep(read()?)?;
             drop(turn);
             state = self.state.lock()?;
         }
+    }
+
+    /// For a thread that cannot send this buffer, which is expected, because the channel is full. `wait` waits for space. It
+    /// is told whether it should also wait for the next message, and read it: if others are on loan, and no thread reads.
+    pub(super) fn wait_for_space(
+        &self,
+        number: u64,
+        wait: impl FnOnce(bool) -> Result<Option<Return>>,
+    ) -> Result<()> {
+        let mut state = self.state.lock()?;
+        let mut lent = state.lent.iter();
+        let reads =
+            !state.is_read && lent.any(|(other, answer)| *other != number && answer.is_none());
+        state.is_read |= reads;
+        drop(state);
+        let turn = reads.then(|| Turn(self));
+        if let Some(found) = wait(reads)? {
+            self.keep(found)?;
+        }
+        drop(turn);
+        Ok(())
+    }
+
+    /// Stores a message for the thread that waits for it.
+    fn keep(&self, found: Return) -> Result<()> {
+        if let Some(place) = self.state.lock()?.lent.get_mut(&found.number) {
+            *place = Some(found);
+        }
+        Ok(())
     }
 }
 
@@ -184,6 +210,34 @@ mod tests {
                 answer.expect_err("closed");
             }
         });
+    }
+
+    #[test]
+    fn what_waits_for_space_reads_if_others_are_lent_and_nothing_reads() {
+        let returns = Returns::default();
+        returns.expect(1).expect("not a fork");
+        let told = |expected, found: Option<u64>| {
+            let wait = |reads| {
+                assert_eq!(reads, expected);
+                Ok(found.map(given_back))
+            };
+            returns.wait_for_space(1, wait).expect("no failure");
+        };
+        told(false, None);
+        returns.expect(2).expect("not a fork");
+        told(true, None);
+        let fails = |_| Err(Error::invalid("something else".to_owned()));
+        returns.wait_for_space(1, fails).expect_err("it fails");
+        told(true, Some(2));
+        told(false, None);
+        returns.expect(3).expect("not a fork");
+        let read = || {
+            told(false, None);
+            Ok(given_back(3))
+        };
+        returns.wait(3, read).expect("its message");
+        let none = || panic!("it is there already");
+        returns.wait(2, none).expect("its message");
     }
 
     #[test]
