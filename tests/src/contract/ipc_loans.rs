@@ -293,6 +293,23 @@ fn a_buffer_is_given_back_with_its_last_view_only(env: &Environment) -> Result<(
 }
 
 #[apply(case)]
+fn a_view_that_is_dropped_before_another_gives_nothing_back(env: &Environment) -> Result<()> {
+    let (pool, stream, [here, there], imported) = shared(env)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    let description = buffer.export()?;
+    let lent = here.lend(&mut buffer)?;
+    // SAFETY: one stream orders everything, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &stream) }?;
+    // SAFETY: as above.
+    let second = unsafe { imported.import::<u8>(&stream, &description) }?;
+    drop(view);
+    let error = lent.wait().err().context("given back")?;
+    ensure!(error.kind() == ErrorKind::PeerFailed, "{error}");
+    ensure!(second.to_vec()? == [7; 100]);
+    Ok(())
+}
+
+#[apply(case)]
 fn memory_of_this_process_is_not_given_back_to_another(env: &Environment) -> Result<()> {
     let (pool, stream) = (env.pool()?, env.stream()?);
     let (_here, there) = Channel::pair()?;

@@ -253,9 +253,12 @@ impl ExternalOwner for Mapping {
         } = *self;
         let freed = registry::release_pointer(pool.driver(), pool.as_raw(), address, stream);
         if let Some(received) = received {
-            let in_use = registry::in_use(address);
-            received.end(stream, freed.as_ref().err().or(in_use.as_ref().err()));
+            let in_use = match freed {
+                Ok(users @ 1..) => Some(Error::in_use("the other process's memory", users)),
+                _ => None,
+            };
+            received.end(stream, freed.as_ref().err().or(in_use.as_ref()));
         }
-        freed
+        freed.map(drop)
     }
 }

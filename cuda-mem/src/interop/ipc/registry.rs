@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::memory::pool;
@@ -245,30 +245,23 @@ pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
     })
 }
 
-/// [`InUse`](ErrorKind::InUse) while there is a view of the import at an address.
-pub(super) fn in_use(address: CUdeviceptr) -> Result<()> {
-    match users(address)? {
-        0 => Ok(()),
-        users => Err(Error::in_use("the other process's memory", users)),
-    }
-}
-
-/// Removes one user of a pointer, who used it in `stream`; the last one frees it, after the others.
+/// Removes one user of a pointer, who used it in `stream`; the last one frees it, after the others. Returns how many are
+/// left, as counted when this one was removed: a count that is read later may lack views that had work of their own then.
 pub(super) fn release_pointer(
     driver: Driver,
     pool: CUmemoryPool,
     address: CUdeviceptr,
     stream: &Stream,
-) -> Result<()> {
+) -> Result<usize> {
     // Before anything is counted: a captured stream cannot free this memory.
     stream.as_ref().refuse_recorded()?;
-    let ended = alone(|pools| {
+    let (users, ended) = alone(|pools| {
         let entry = entry(pools, driver, pool);
         let Some(entry) = entry else {
-            return Ok(None);
+            return Ok((0, None));
         };
         let Some(pointer) = entry.pointers.get_mut(&address) else {
-            return Ok(None);
+            return Ok((0, None));
         };
         pointer.users -= 1;
         // Also for the last one: if its free fails, a later user waits for it.
@@ -276,7 +269,7 @@ pub(super) fn release_pointer(
             pointer.ended.push(stream.clone());
         }
         if pointer.users > 0 {
-            return Ok(None);
+            return Ok((pointer.users, None));
         }
         // If this fails the mapping stays, rather than being freed while work uses it.
         for other in &pointer.ended {
@@ -292,11 +285,12 @@ pub(super) fn release_pointer(
             Some(before) => before.number = free.number,
             None => entry.frees.push(free),
         }
-        Ok(Some((pointer, entry.frees.clone())))
+        Ok((0, Some((pointer, entry.frees.clone()))))
     })?;
     // The pointer is dropped here, outside the lock.
     let frees = ended.map(|(_, frees)| frees).unwrap_or_default();
-    see_frees(driver, pool, frees)
+    see_frees(driver, pool, frees)?;
+    Ok(users)
 }
 
 /// Forgets those frees of a pool that are complete, so that their streams can be dropped.
