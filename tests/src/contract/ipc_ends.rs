@@ -1,6 +1,6 @@
 //! Sharing memory with a process that dies, or that is not to be trusted.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
@@ -291,6 +291,20 @@ fn a_message_has_bounds(_: &Environment) -> Result<()> {
     }
     let other = Channel::from_fd(file.into());
     ensure!(other.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    Ok(())
+}
+
+#[apply(case)]
+fn a_channel_that_was_taken_over_is_not_inherited(_: &Environment) -> Result<()> {
+    let (_here, there) = Channel::pair()?;
+    let inherited = OwnedFd::from(there);
+    // SAFETY: no pointers.
+    let cleared = unsafe { libc::fcntl(inherited.as_raw_fd(), libc::F_SETFD, 0) };
+    ensure!(cleared == 0, "the descriptor is not one to inherit");
+    let taken = Channel::from_fd(inherited)?;
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(taken.as_fd().as_raw_fd(), libc::F_GETFD) };
+    ensure!(flags == libc::FD_CLOEXEC, "other programs inherit it");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, FdFlags, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SocketAddrUnix, SocketFlags, SocketType, sockopt,
@@ -132,7 +132,7 @@ impl Channel {
     }
 
     /// Takes over one end of a channel that was received in another way, such as standard input, if the process that
-    /// made it belongs to the same user.
+    /// made it belongs to the same user. The descriptor becomes close-on-exec.
     ///
     /// # Errors
     ///
@@ -158,6 +158,10 @@ impl Channel {
             ));
         }
         check_peer(&socket, peers)?;
+        // One that was inherited is not. A program that inherits it further would keep the channel open after the end of
+        // this process.
+        rustix::io::fcntl_setfd(&socket, FdFlags::CLOEXEC)
+            .map_err(|error| system("keeping a channel from other programs", error))?;
         Ok(Self::new(socket))
     }
 
