@@ -22,13 +22,24 @@ enum Out {
 pub(crate) struct LogFile(Arc<Shared>);
 
 #[derive(Debug)]
-struct Shared(Mutex<Out>);
+struct Shared {
+    out: Mutex<Out>,
+    /// The process that created the file.
+    process: u32,
+}
+
+impl Shared {
+    /// Whether this is a copy that a fork made, also before the driver was initialised.
+    fn is_inherited(&self) -> bool {
+        is_forked() || std::process::id() != self.process
+    }
+}
 
 impl Drop for Shared {
     fn drop(&mut self) {
         // What a packed log has collected is the parent's to write.
-        if is_forked() {
-            let out = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.is_inherited() {
+            let out = self.out.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(out, Out::Ended));
         }
     }
@@ -61,11 +72,19 @@ impl LogFile {
         } else {
             Out::Plain(file)
         };
-        Ok(Self(Arc::new(Shared(Mutex::new(out)))))
+        Ok(Self(Arc::new(Shared {
+            out: Mutex::new(out),
+            process: std::process::id(),
+        })))
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the file is another process's to complete.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
     }
 
     /// Completes the file. Later lines are lost.

@@ -134,7 +134,7 @@ impl Recorder {
             return Ok(());
         };
         // In a fork the file is the parent's to complete.
-        if is_forked() {
+        if file.is_inherited() {
             return Ok(());
         }
         let closed = self.recorder.close();

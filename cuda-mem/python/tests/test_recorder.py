@@ -211,6 +211,28 @@ class Recorders(unittest.TestCase):
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
         self.assertEqual(sum(line["Action"] == "allocate" for line in lines_of(path)), 10_000)
 
+    @unittest.skipUnless(hasattr(os, "fork"), "there are no forks")
+    def test_a_fork_before_the_driver_leaves_the_file_alone(self):
+        for name in ("run.csv", "run.csv.gz"):
+            path = self.folder / name
+            ended = self.run_program(
+                """
+                recorder = cuda_mem.Recorder(path=path)
+                child = os.fork()
+                arena = cuda_mem.Arena(recorder=recorder)
+                for size in range(1, 10_001):
+                    arena.deallocate(arena.allocate(size), size)
+                if child == 0:
+                    assert recorder.dropped > 0
+                    recorder.end()
+                    sys.exit(0)
+                assert os.wait()[1] == 0
+                """,
+                path,
+            )
+            self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+            self.assertEqual(sum(line["Action"] == "allocate" for line in lines_of(path)), 10_000)
+
     def test_a_program_that_dies_of_want_leaves_its_log(self):
         path = self.folder / "run.csv.gz"
         ended = self.run_program(

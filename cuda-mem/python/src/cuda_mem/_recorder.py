@@ -24,7 +24,7 @@ class Recorder:
         >>> recorder.write("run.csv.gz")        # for `python -m cuda_mem report`
 
     It keeps the newest `entries` events in memory. With a `path` it writes all of them to a file instead, compressed if the
-    name ends in .gz; `end` completes it, at the latest when Python exits.
+    name ends in .gz; `end` completes it, at the latest when Python exits. A fork of the process writes nothing to it.
     """
 
     def __init__(self, entries: int = 1_000_000, *, path: str | os.PathLike[str] | None = None) -> None:

@@ -36,7 +36,8 @@ use sink::{Ring, Sink, Writer};
 /// and any resource in a [`RecordingAdaptor`](crate::memory::RecordingAdaptor). Several of them may share one recorder.
 ///
 /// **Cost**: each event takes one of 64 locks, which few threads share, and a reading of the processor's time stamp counter. Once in 256 events a second lock is taken; lines are written some thousand at a time, and at
-/// once when an allocation fails. Nothing is recorded in a fork.
+/// once when an allocation fails. Nothing is recorded in a fork; one that was made before the driver was initialised records
+/// in memory only.
 ///
 /// **Time** is that of the processor's counter where it runs at a constant rate, and of the system's monotonic clock
 /// elsewhere. Short differences are exact to tens of nanoseconds; over seconds the counter's rate matters, which is measured to about
