@@ -215,6 +215,30 @@ class Devices(unittest.TestCase):
             """
         )
 
+    def test_a_buffer_of_cuda_core_may_go_while_its_stream_is_captured(self):
+        run(
+            """
+            import ctypes, os
+            import cuda.core, cuda_mem, cuda_mem.core
+            arena = cuda_mem.Arena(0)
+            memory = cuda_mem.core.MemoryResource(arena)
+            driver = ctypes.CDLL(os.environ["CUDA_DRIVER_SYS_LIBRARY"])
+            context, handle, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+            assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+            stream = cuda.core.Stream.from_handle(handle.value)
+            buffer = memory.allocate(1000, stream=stream)
+            assert driver.cuStreamBeginCapture_v2(handle, 0) == 0
+            buffer.close()
+            assert driver.cuStreamEndCapture(handle, ctypes.byref(graph)) == 0
+            again = memory.allocate(1000, stream=stream)
+            assert arena.stats().live_blocks == 1
+            again.close()
+            assert arena.stats().live_blocks == 0
+            """
+        )
+
     def test_other_streams_of_a_free_are_of_its_device(self):
         run(
             """

@@ -16,6 +16,7 @@ from cuda.core import Buffer
 from cuda.core import MemoryResource as _MemoryResource
 
 from ._resources import Resource
+from ._streams import handle_for
 
 __all__ = ["MemoryResource"]
 
@@ -36,7 +37,8 @@ class MemoryResource(_MemoryResource):
         return Buffer.from_handle(address, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
-        self._resource.deallocate(int(ptr), size, stream)
+        # cuda.core calls it from destructors, which would only warn of a stream that is captured, and lose the block.
+        self._resource._deallocate_later(int(ptr), size, handle_for(self.device_id, stream), stream)
 
     @property
     def device_id(self) -> int:
