@@ -12,6 +12,7 @@ import unittest.mock
 import warnings
 
 import cuda_mem
+from cuda_mem import _errors
 from cuda_mem._streams import handle_of
 
 DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
@@ -25,6 +26,27 @@ class Resources(unittest.TestCase):
         self.assertTrue(0 < free <= total)
         with self.assertRaises(cuda_mem.InvalidValueError):
             cuda_mem.Arena(100)
+
+    def test_an_error_is_of_the_call_that_failed(self):
+        pool = cuda_mem.Pool()
+
+        class Disturbed(cuda_mem.OutOfMemoryError):
+            """As if garbage were collected for it, and a finalizer failed."""
+
+            def __init__(self, message):
+                with test.assertRaises(cuda_mem.InvalidValueError):
+                    cuda_mem.Arena(100)
+                super().__init__(message)
+
+        test = self
+        with self.assertRaises(cuda_mem.OutOfMemoryError) as plain:
+            pool.allocate(1 << 50)
+        with unittest.mock.patch.dict(_errors._CLASSES, {2: Disturbed}):
+            with self.assertRaises(Disturbed) as disturbed:
+                pool.allocate(1 << 50)
+        for name in ("status", "driver_code", "had_no_effect"):
+            self.assertEqual(getattr(disturbed.exception, name), getattr(plain.exception, name), name)
+        self.assertEqual(plain.exception.driver_code, 2)
 
     def test_an_arena_serves_and_counts(self):
         arena = cuda_mem.Arena(slack=1.0, growth_wait=0.1)

@@ -54,9 +54,13 @@ def check(status: int) -> None:
     """Raises what a function of the library reported."""
     if status == 0:
         return
-    message = library.cudamem_last_error_message().decode(errors="replace")
-    error = _CLASSES.get(status, Error)(message)
+    message = library.cudamem_last_error_message()
+    driver_code = library.cudamem_last_error_driver_code()
+    had_no_effect = bool(library.cudamem_last_error_had_no_effect())
+    # After all that is read: Python may collect garbage for a new object, and what fails then takes the place of the thread's
+    # last error.
+    error = _CLASSES.get(status, Error)(message.decode(errors="replace"))
     error.status = status
-    error.driver_code = library.cudamem_last_error_driver_code()
-    error.had_no_effect = bool(library.cudamem_last_error_had_no_effect())
+    error.driver_code = driver_code
+    error.had_no_effect = had_no_effect
     raise error
