@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
+use cuda_mem::base::drop_counts;
 use cuda_mem::collective::{ReduceOp, RegisteredResource};
 use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource};
@@ -159,6 +160,32 @@ fn an_abort_that_waits_for_a_graph_holds_nobody_up(env: &Environment) -> Result<
             let aborted = aborter.join().map_err(|_| anyhow!("it panicked"))?;
             Ok(aborted?)
         })
+    })?;
+    Ok(())
+}
+
+/// N5. If NCCL never returns, this process is ended.
+#[apply(case_of_two_alone)]
+fn a_graph_may_hold_the_last_of_a_communicator(env: &Environment) -> Result<()> {
+    let as_they_are = |builder: CommunicatorBuilder| builder.timeout(LIMIT);
+    in_threads_as(env, as_they_are, |rank| {
+        let buffer = rank.pool.alloc_from(&rank.stream, &[1.0_f32; 100])?;
+        let communicator = rank.communicator;
+        let (graph, ()) = rank.stream.capture(CaptureMode::Relaxed, |capture| {
+            let buffer = capture.adopt(buffer);
+            let mut memory = capture.buffer_mut(&buffer)?;
+            communicator.all_reduce_in_place(&mut memory, ReduceOp::Sum)
+        })?;
+        let mut exec = graph.instantiate(Instantiate::default())?;
+        exec.launch(&rank.stream)?;
+        communicator.synchronize(&rank.stream)?;
+        let failed = drop_counts().failures;
+        drop(communicator);
+        let start = Instant::now();
+        drop(exec);
+        ensure!(start.elapsed() < LIMIT, "it waited for its own graph");
+        ensure!(drop_counts().failures == failed);
+        Ok(())
     })?;
     Ok(())
 }

@@ -35,10 +35,11 @@ pub enum Instantiate {
 pub struct GraphExec {
     raw: CUgraphExec,
     kind: Instantiate,
+    /// Dropped after the instance, and before the parts: a communicator among them waits at its end until the graph is
+    /// gone (N5).
+    graph: Graph,
     pub(super) parts: Parts,
     pub(super) alive: Option<Alive>,
-    /// Dropped after the instance.
-    graph: Graph,
 }
 
 /// Memory that a launch has left.
