@@ -144,6 +144,8 @@ impl Inner {
         }
         // What was not done in time is seldom done at the next growth.
         self.moves.give_up();
+        // No stream gets a cache meanwhile.
+        let _state = self.slow_state();
         if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
             self.central.lock(me).unshare();
         }
