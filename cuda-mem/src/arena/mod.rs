@@ -220,7 +220,8 @@ impl Inner {
     /// The stream's cache, if it is noted in the stream's slot.
     #[inline]
     fn noted_cache(&self, stream: &Stream) -> Option<CacheId> {
-        let note = stream.slot(self.number).load(Ordering::Relaxed);
+        // Acquire: whoever sees the note sees the cache, which another thread may have made.
+        let note = stream.slot(self.number).load(Ordering::Acquire);
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 

@@ -29,7 +29,8 @@ impl Inner {
         if report::is_forked() {
             return None;
         }
-        let note = stream.slot(self.number).load(Ordering::Relaxed);
+        // Acquire: as in `noted_cache`.
+        let note = stream.slot(self.number).load(Ordering::Acquire);
         ((note >> 32) as u32 == !self.number).then_some(note as u32)
     }
 

@@ -199,7 +199,7 @@ impl Inner {
         // A per-thread default stream is checked at each use, so its cache is not noted.
         if stream.as_raw() != CU_STREAM_PER_THREAD {
             let note = u64::from(self.note_mark()) << 32 | u64::from(id);
-            stream.slot(self.number).store(note, Ordering::Relaxed);
+            stream.slot(self.number).store(note, Ordering::Release);
         }
         Ok(id)
     }
