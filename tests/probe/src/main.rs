@@ -268,7 +268,7 @@ fn questions() -> Vec<Question> {
         pointers),
     );
     all.extend(questions!(true vmm_use: mappings, accesses, borders, bytes, waits, contexts));
-    all.extend(questions!(false vmm_use: odd));
+    all.extend(questions!(false vmm_use: odd, reading));
     all.extend(questions!(true vmm_host: granularity, memory, accesses, moves, flags));
     all.extend(questions!(true vmm_host: host_access));
     all.extend(questions!(true vmm_borders: mappings, later, far, given));

@@ -50,6 +50,44 @@ pub(crate) fn mappings(env: &Environment) -> Result<()> {
     env.fine("cuMemAddressFree", address_free(env, range, 8 * STEP))
 }
 
+/// What memory that may only be read answers, and what is told of the access to memory that was not mapped.
+pub(crate) fn reading(env: &Environment) -> Result<()> {
+    let told = |part: &str, make: &dyn Fn() -> Result<CUdeviceptr>| {
+        env.alone(&format!("told of {part} memory"), || {
+            Ok(access(env, make()?, 1, 0))
+        });
+    };
+    told("pool", &|| env.alloc(env.pool(0)?, 1000, env.stream()?));
+    told("plain", &|| env.plain(1000));
+    told("pinned", &|| Ok(env.pinned(64)?.expose_provenance() as u64));
+    let work = |part: &str, ask: &dyn Fn(CUdeviceptr, CUdeviceptr, CUstream) -> CUresult| {
+        env.alone(part, || {
+            let (range, other, stream) = (reserve(env, STEP)?, env.plain(64)?, env.stream()?);
+            back(env, range, STEP)?;
+            env.fine("cuMemsetD8Async", fill(env, range, STEP, stream))?;
+            env.fine("cuStreamSynchronize", cu!(env, cuStreamSynchronize(stream)))?;
+            env.fine("cuMemSetAccess", allow(env, (range, STEP), (1, 0), 1))?;
+            let code = ask(range, other, stream);
+            Ok(and_synchronise(env, code, stream))
+        });
+    };
+    work("a memset", &|there, _, stream| fill(env, there, 64, stream));
+    work("a copy to there", &|there, other, stream| {
+        cu!(env, cuMemcpyDtoDAsync_v2(there, other, 64, stream))
+    });
+    work("a copy from there", &|there, other, stream| {
+        cu!(env, cuMemcpyDtoDAsync_v2(other, there, 64, stream))
+    });
+    work("a copy from the host", &|there, _, stream| {
+        let from = [0_u8; 64];
+        cu!(
+            env,
+            cuMemcpyHtoDAsync_v2(there, from.as_ptr().cast(), 64, stream)
+        )
+    });
+    Ok(())
+}
+
 pub(crate) fn accesses(env: &Environment) -> Result<()> {
     let (range, stream) = (reserve(env, 8 * STEP)?, env.stream()?);
     for at in [range, range + STEP] {

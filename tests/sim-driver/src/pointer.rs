@@ -210,6 +210,11 @@ impl State {
         })
     }
 
+    /// Whether there is memory at the address.
+    pub(crate) fn is_known(&mut self, address: u64) -> bool {
+        self.facts(address).is_some()
+    }
+
     /// Start and size of the block that contains an address, if the current context can access it.
     pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
         let facts = self.facts(address)?;

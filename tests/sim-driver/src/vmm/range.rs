@@ -247,7 +247,7 @@ exports! {
     ) {
         out.required()?;
         let (kind, id) = location_parts(location.read()?);
-        let state = state()?;
+        let mut state = state()?;
         state.check_vmm()?;
         if let Some((_, view)) = state.view(address)
             && is_host(kind)
@@ -263,7 +263,12 @@ exports! {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
         let device = state.ordinal(id)?;
-        let (_, view) = state.view(address).ok_or(INVALID_VALUE)?;
-        out.write(view.access_of(device))
+        let mapped = state.view(address).map(|(_, view)| view.access_of(device));
+        match mapped {
+            Some(access) => out.write(access),
+            // Measured: memory that was not mapped is known, but no access to it is told of.
+            None if state.is_known(address) => out.write(0),
+            None => Err(INVALID_VALUE),
+        }
     }
 }
