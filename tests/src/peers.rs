@@ -2,6 +2,7 @@
 
 mod captures;
 mod graphs;
+mod mapped;
 mod resources;
 mod taking;
 

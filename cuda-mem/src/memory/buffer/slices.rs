@@ -185,9 +185,9 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// `Ok` if the stream's device can access the memory.
+    /// `Ok` if the stream's device can read and write the memory.
     pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
-        self.require_reach_in(other.context())
+        self.span().require_writing_in(other.context())
     }
 
     /// `Ok` if work in this context can access the memory. One driver call, unless it is the buffer's own context.

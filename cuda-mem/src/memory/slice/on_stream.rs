@@ -29,7 +29,10 @@ struct Borrowed<'a> {
 impl<'a, T: Pod> Span<'a, T> {
     /// The same memory in the order of `other`. Its own stream has waited for pending uses.
     pub(super) fn lend(self, other: &'a Stream, reads: bool) -> Result<(Self, OnStream<'a>)> {
-        self.require_reach_in(other.context())?;
+        match reads {
+            true => self.require_reach_in(other.context())?,
+            false => self.require_writing_in(other.context())?,
+        }
         let home = self.stream;
         if home == other || self.size_bytes() == 0 {
             let waited = self.waited;

@@ -11,7 +11,9 @@ use super::pending_uses::{PendingUse, PendingUses, wait_for_use};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::device::Device;
+use crate::driver::location::Location;
 use crate::driver::raw;
+use crate::memory::pool::Access;
 use crate::stream::Stream;
 use crate::stream::context::Context;
 
@@ -172,6 +174,29 @@ impl<'a, T: Pod> Span<'a, T> {
             "the memory has {} elements, and the {what} {other}; they must be equal",
             self.len
         )))
+    }
+
+    /// As [`require_reach_in`](Self::require_reach_in), for work that writes. One more driver call.
+    pub(crate) fn require_writing_in(&self, other: &Context) -> Result<()> {
+        self.require_reach_in(other)?;
+        let device = other.device();
+        if self.stream.device() == device || self.address == 0 {
+            return Ok(());
+        }
+        let table = device.driver().table();
+        let who = Location::Device(device).to_raw();
+        // SAFETY: there is memory at the address. Of what was not mapped, the driver tells no access (R141).
+        match unsafe { raw::vmm::access(table, self.address, who) } {
+            Ok(flags) if Access::from_raw(flags) == Access::Read => Err(Error::invalid(format!(
+                "{device} may only read the buffer; give it access to write with `MappedMemory::set_access`, or use \
+                 `read_on`"
+            ))),
+            Ok(_) => Ok(()),
+            Err(error) => match error.kind() {
+                ErrorKind::InvalidValue | ErrorKind::NotSupported => Ok(()),
+                _ => Err(error),
+            },
+        }
     }
 
     /// `Ok` if work in this context can access the memory. One driver call, unless it is the stream's own context.
