@@ -266,7 +266,8 @@ impl CentralHeap {
         }
     }
 
-    /// Stops recording last users, as there is only one cache. All free memory is its own.
+    /// Stops recording last users, as there is only one cache, and no second one is being added. All free memory is its
+    /// own.
     pub(super) fn unshare(&mut self) {
         self.is_shared = false;
         let Tlsf {

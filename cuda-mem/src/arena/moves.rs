@@ -144,11 +144,7 @@ impl Inner {
         }
         // What was not done in time is seldom done at the next growth.
         self.moves.give_up();
-        // No stream gets a cache meanwhile.
-        let _state = self.slow_state();
-        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
-            self.central.lock(me).unshare();
-        }
+        self.unshare_if_alone(&self.slow_state());
     }
 
     /// Moves free and completed chunks to a place, up to `bytes` or slightly more. Returns the bytes moved. The caller
@@ -245,9 +241,7 @@ impl Inner {
             self.backing.chunks_in(from, to)
         });
         let result = use_them(found.collect());
-        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
-            self.central.lock(me).unshare();
-        }
+        self.unshare_if_alone(&state);
         result
     }
 

@@ -236,6 +236,14 @@ impl Inner {
         id
     }
 
+    /// Stops recording last users, if only one stream uses the arena. The state is locked, so no second stream comes
+    /// meanwhile: its memory would not be told from that of the first.
+    pub(super) fn unshare_if_alone(&self, _state: &SlowState) {
+        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
+            self.central.lock(thread::number()).unshare();
+        }
+    }
+
     /// An abandoned cache whose stream's work is done, or precedes everything that `stream` gets from now on.
     fn adopt(&self, state: &mut SlowState, stream: &Stream, wanted: For) -> Option<CacheId> {
         let may_wait = wanted == For::Allocation && self.may_wait();

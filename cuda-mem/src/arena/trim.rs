@@ -184,9 +184,8 @@ impl Inner {
             .streams
             .first()
             .is_some_and(StreamProgress::is_foreign);
-        let has_initial = self.initial.load(Ordering::Relaxed) > 0;
-        if self.caches.count() <= 1 && !has_initial && !is_foreign {
-            self.central.lock(me).unshare();
+        if !is_foreign {
+            self.unshare_if_alone(&state);
         }
         chunks
     }
