@@ -220,7 +220,7 @@ impl Inner {
     /// The stream's cache, if it is noted in the stream's slot.
     #[inline]
     fn noted_cache(&self, stream: &Stream) -> Option<CacheId> {
-        // Acquire: whoever sees the note sees the cache, which another thread may have made.
+        // Acquire: another thread may have added the cache to the table.
         let note = stream.slot(self.number).load(Ordering::Acquire);
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }

@@ -29,7 +29,7 @@ impl Inner {
         if report::is_forked() {
             return None;
         }
-        // Acquire: as in `noted_cache`.
+        // Acquire, as there.
         let note = stream.slot(self.number).load(Ordering::Acquire);
         ((note >> 32) as u32 == !self.number).then_some(note as u32)
     }

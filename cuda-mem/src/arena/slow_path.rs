@@ -199,6 +199,7 @@ impl Inner {
         // A per-thread default stream is checked at each use, so its cache is not noted.
         if stream.as_raw() != CU_STREAM_PER_THREAD {
             let note = u64::from(self.note_mark()) << 32 | u64::from(id);
+            // Release: a thread that reads the note is to find the cache in the table.
             stream.slot(self.number).store(note, Ordering::Release);
         }
         Ok(id)
