@@ -13,6 +13,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::memory::pool::ReusePolicy;
 use crate::stream::Stream;
+use crate::stream::deferred::ResourceCall;
 
 /// Attempts of a request that makes the arena grow while other threads take the memory.
 const TRIES: u32 = 16;
@@ -112,6 +113,8 @@ impl Inner {
         if layout.size() == 0 {
             return Ok(0);
         }
+        // The caller may be a resource that holds a lock, which memory given back to it would need.
+        let _inside = ResourceCall::enter();
         let id = self.cache_of(stream, For::Allocation)?;
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {

@@ -115,6 +115,8 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
+        // The caller may be a resource that holds a lock.
+        let _inside = ResourceCall::enter();
         let turn = self.backing.growing();
         let trimmed = self.trim(keep, Search::Thorough);
         drop(turn);

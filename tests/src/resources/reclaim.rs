@@ -1,9 +1,13 @@
 //! What a resource does not use goes to others of the process before memory is out.
 
+use std::alloc::Layout;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
 use anyhow::{Result, bail, ensure};
 use cuda_mem::mapped::MappedMemory;
-use cuda_mem::memory::{DirectResource, StatisticsAdaptor};
-use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource, Stream};
+use cuda_mem::memory::{DirectResource, MemoryProperties, StatisticsAdaptor};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 
@@ -124,5 +128,67 @@ fn others_get_what_an_arena_over_an_adaptor_does_not_use(env: &Environment) -> R
     let stats = arena.stats();
     ensure!(stats.reserved < 2 * GIB, "{stats}");
     drop(kept);
+    Ok(())
+}
+
+/// Memory of an arena, under a lock of its own.
+#[derive(Debug)]
+struct Locked {
+    arena: Arena,
+    lock: Mutex<()>,
+    /// It was called from inside a call of itself. With a lock that waits, that would be a deadlock.
+    is_reentered: AtomicBool,
+}
+
+// SAFETY: all memory comes from the arena and goes back there.
+unsafe impl MemoryResource for Locked {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.arena.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        let Ok(_locked) = self.lock.try_lock() else {
+            self.is_reentered.store(true, Ordering::Relaxed);
+            return Err(Error::new(ErrorKind::Other, "called from itself"));
+        };
+        // SAFETY: the caller's.
+        unsafe { self.arena.deallocate(address, layout, stream) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.arena.memory_properties()
+    }
+}
+
+/// An arena over a resource of the program keeps what it has while the resource itself asks for memory.
+#[apply(case_of_full_card)]
+fn a_resource_with_a_lock_gets_nothing_back_while_it_asks_an_arena(
+    env: &Environment,
+) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let locked = Arc::new(Locked {
+        arena: Arena::builder(&device).build()?,
+        lock: Mutex::default(),
+        is_reentered: AtomicBool::new(false),
+    });
+    let above = Arena::over(Arc::clone(&locked));
+    drop(above.alloc::<u8>(&stream, 8 << 20)?);
+    stream.synchronize()?;
+    let too_much = env.context()?.memory_info()?.total + GIB;
+    let layout = Layout::from_size_align(usize::try_from(too_much)?, 256)?;
+    let Err(error) = locked.allocate(layout, &stream) else {
+        bail!("{too_much} bytes are more than the device has");
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    ensure!(!locked.is_reentered.load(Ordering::Relaxed));
+    ensure!(above.stats().reserved > 0, "{}", above.stats());
+    above.trim_to(0)?;
+    ensure!(above.stats().reserved == 0, "{}", above.stats());
     Ok(())
 }
