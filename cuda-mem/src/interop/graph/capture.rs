@@ -74,10 +74,13 @@ impl Stream {
     /// 11.4. The legacy default stream cannot be captured.
     ///
     /// Waits for calls of other threads that use the stream now, such as a [`synchronize`](Self::synchronize), or wait for
-    /// its whole context, and if the stream and the legacy default stream wait for each other, as a thread's own stream and
-    /// those that other code makes without `CU_STREAM_NON_BLOCKING` do, for those that use that one. Meanwhile all other use of the stream through
-    /// this crate fails with [`Capturing`](crate::ErrorKind::Capturing) and does not affect the capture; a buffer of the stream that is dropped is freed after the capture. If `record`
-    /// fails or panics, the capture ends and leaves nothing behind.
+    /// its whole context. If the stream and the legacy default stream wait for each other, it waits for calls that use that
+    /// one too; so it is with a thread's own stream, and with those that other code makes without
+    /// `CU_STREAM_NON_BLOCKING`.
+    ///
+    /// Meanwhile all other use of the stream through this crate fails with [`Capturing`](crate::ErrorKind::Capturing) and
+    /// does not affect the capture; a buffer of the stream that is dropped is freed after the capture. If `record` fails or
+    /// panics, the capture ends and leaves nothing behind.
     ///
     /// # Errors
     ///

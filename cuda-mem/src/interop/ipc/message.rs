@@ -94,7 +94,8 @@ impl Channel {
     ///
     /// If the buffer was [lent](Self::lend), the other end waits for it. [`give_back`](Self::give_back) ends that wait.
     /// Dropping the buffer does too, once a later wait or release in this process finds no work left in its stream, and
-    /// space in the channel if too many messages were unread at the other end. If a lent buffer cannot be imported, the wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
+    /// space in the channel if too many messages were unread at the other end. If a lent buffer cannot be imported, the
+    /// wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
     ///
     /// # Safety
     ///
