@@ -78,6 +78,22 @@ pub const UNKNOWN_ADDRESS: Answer = Answer {
     when: INVALID,
 };
 
+/// The answers for memory of which the driver tells no access: what a device reaches, it may write.
+pub const UNTOLD_ACCESS: [Answer; 2] = {
+    let functions: &[&str] = &["cuMemGetAccess"];
+    let unsupported = When::Answering(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    [
+        Answer {
+            functions,
+            when: INVALID,
+        },
+        Answer {
+            functions,
+            when: unsupported,
+        },
+    ]
+};
+
 /// The answer of a driver older than the attribute: the feature counts as absent.
 pub const UNKNOWN_ATTRIBUTE: Answer = Answer {
     functions: &["cuDeviceGetAttribute"],

@@ -19,7 +19,7 @@ use cuda_mem_tests::own_process;
 use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_BOUND, NOT_FREED, NOT_READY, NOT_WAITED_FOR, STUB, UNKNOWN_ADDRESS,
-    UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
+    UNKNOWN_ATTRIBUTE, UNTOLD_ACCESS, WHO_REACHES, devices_after,
 };
 use cuda_mem_tests::sweep::{self, Answer, Scenario, When};
 
@@ -270,7 +270,15 @@ mod pairs {
         let scenario = Scenario {
             run: two_devices,
             at_least: 60,
-            answers: CORE,
+            answers: &[
+                CAPTURES,
+                STUB,
+                UNKNOWN_ADDRESS,
+                NOT_READY,
+                TRIAL,
+                UNTOLD_ACCESS[0],
+                UNTOLD_ACCESS[1],
+            ],
             leftovers: &[],
         };
         sweep::in_parts(env, scenario)
