@@ -236,6 +236,7 @@ pub(super) fn import_pointer(
 }
 
 /// The number of views of the import at an address.
+#[cfg(target_os = "linux")]
 pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
     alone(|pools| {
         let pointers = pools
