@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::DeviceBuffer;
 use cuda_mem::interop::{Channel, ExportedBuffer};
 
+use super::ipc_loans::has_message;
 use crate::environment::Environment;
 
 /// A channel of the usual size holds 278 messages as small as these in each direction.
@@ -15,17 +16,6 @@ const LENT: usize = 700;
 
 /// Only a hang takes as long.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Whether there is a message, or the end of the channel.
-fn has_message(channel: &Channel) -> bool {
-    let mut parts = [libc::pollfd {
-        fd: channel.as_fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    }];
-    // SAFETY: one entry is there, and the descriptor is open.
-    unsafe { libc::poll(parts.as_mut_ptr(), 1, 0) == 1 }
-}
 
 /// Ends all that waits.
 fn shut_down(channel: &Channel) {

@@ -132,7 +132,8 @@ fn a_buffer_that_is_dropped_is_given_back(env: &Environment) -> Result<()> {
     })
 }
 
-fn has_message(channel: &Channel) -> bool {
+/// Whether there is a message, or the end of the channel.
+pub(super) fn has_message(channel: &Channel) -> bool {
     let mut parts = [libc::pollfd {
         fd: channel.as_fd().as_raw_fd(),
         events: libc::POLLIN,
