@@ -50,7 +50,7 @@ pub(crate) fn mappings(env: &Environment) -> Result<()> {
     env.fine("cuMemAddressFree", address_free(env, range, 8 * STEP))
 }
 
-/// What memory that may only be read answers, and what is told of the access to memory that was not mapped.
+/// What may be done with memory that is only readable, and which access unmapped memory is said to have.
 pub(crate) fn reading(env: &Environment) -> Result<()> {
     let told = |part: &str, make: &dyn Fn() -> Result<CUdeviceptr>| {
         env.alone(&format!("told of {part} memory"), || {

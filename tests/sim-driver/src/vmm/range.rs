@@ -266,7 +266,7 @@ exports! {
         let mapped = state.view(address).map(|(_, view)| view.access_of(device));
         match mapped {
             Some(access) => out.write(access),
-            // Measured: memory that was not mapped is known, but no access to it is told of.
+            // Measured: of memory that was not mapped, the answer is no access.
             None if state.is_known(address) => out.write(0),
             None => Err(INVALID_VALUE),
         }
