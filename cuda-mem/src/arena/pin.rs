@@ -10,6 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::backing::Chunk;
 use super::{Arena, Inner};
 use crate::base::error::{Bytes, Error, ErrorKind, Result};
+use crate::base::report;
 
 /// Which pieces of memory are pinned, and which are being moved or given back. A piece is never both.
 #[derive(Debug, Default)]
@@ -91,6 +92,10 @@ impl ArenaPin {
 
 impl Drop for ArenaPin {
     fn drop(&mut self) {
+        // It is the parent's, and a thread of the parent may have the lock for ever.
+        if report::is_forked() {
+            return;
+        }
         let mut state = self.inner.pins.state();
         for piece in &self.pieces {
             if let Some(count) = state.pinned.get_mut(piece) {
@@ -144,6 +149,9 @@ impl Arena {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn pin(&self, address: CUdeviceptr, bytes: u64) -> Result<ArenaPin> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         let refused = || {
             Error::invalid(format!(
                 "{} at {address:#x} are to be pinned; {} has no memory there",
@@ -179,7 +187,7 @@ impl Arena {
 
     /// The addresses of the piece of physical memory, or of the upstream's block, that this address is in: the largest
     /// range around it that can be registered as one, and that is moved and released as one. `None` where the arena has
-    /// no memory.
+    /// no memory, and in a forked child.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};
@@ -195,6 +203,9 @@ impl Arena {
     /// ```
     #[must_use]
     pub fn piece_at(&self, address: CUdeviceptr) -> Option<Range<CUdeviceptr>> {
+        if report::is_forked() {
+            return None;
+        }
         let piece = self.0.backing.chunk_at(address)?;
         Some(piece.address..piece.end())
     }

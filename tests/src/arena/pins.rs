@@ -2,14 +2,16 @@
 
 use std::alloc::Layout;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::memory::MemoryProperties;
-use cuda_mem::{Arena, MemoryPool, MemoryResource, Resource, Stream};
+use cuda_mem::{Arena, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
+use crate::forks;
 
 const MIB: usize = 1 << 20;
 
@@ -90,6 +92,49 @@ fn memory_that_is_to_go_back_cannot_be_pinned_any_more(env: &Environment) -> Res
     let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     let counts = (count(&below.tried), count(&below.pinned));
     ensure!(counts == (4, 0), "tried, pinned: {counts:?}");
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    Ok(())
+}
+
+/// A fork copies only the thread that forks. The lock that another one has at that moment is never free in the child.
+#[apply(case_alone)]
+fn a_forked_child_leaves_pins_alone(env: &Environment) -> Result<()> {
+    forks::need()?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let stream = env.stream()?;
+    let block = arena.alloc::<u8>(&stream, MIB)?;
+    let place = block.as_raw();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let pinning = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                drop(arena.pin(place, 1)?);
+            }
+            Ok::<(), cuda_mem::Error>(())
+        });
+        // Enough to meet the lock.
+        let forked = (0..40).try_for_each(|_| {
+            let pin = arena.pin(place, 1)?;
+            // SAFETY: the child uses only what refuses to act in a fork, and ends with _exit.
+            let child = unsafe { forks::fork() }?;
+            if child == 0 {
+                let refused = arena.pin(place, 1).map(drop);
+                let is_nowhere = arena.piece_at(place).is_none();
+                drop(pin);
+                let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::Forked);
+                forks::end_child(is_refused && is_nowhere);
+            }
+            forks::ends_within(child, Duration::from_secs(20))
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let pinned = pinning.join().map_err(|_| anyhow!("the thread panicked"))?;
+        pinned?;
+        forked
+    })?;
+    drop(block);
+    stream.synchronize()?;
+    // No pin is left in the parent.
+    arena.trim_to(0)?;
     ensure!(arena.stats().reserved == 0, "{}", arena.stats());
     Ok(())
 }

@@ -97,6 +97,7 @@ const ASKING: &[(&str, &str)] = &[
         "a destructor must not drop the program's writer",
     ),
     ("arena/parked.rs", "locks of its own"),
+    ("arena/pin.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
     ("arena/snapshot.rs", "locks of its own"),
     ("arena/stats.rs", "locks of its own"),
