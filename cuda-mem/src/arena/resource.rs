@@ -78,8 +78,12 @@ unsafe impl MemoryResource for Inner {
         Self::deallocate_after(self, address, layout, stream, others)
     }
 
+    /// A pool below may give more devices access at any time.
     fn memory_properties(&self) -> MemoryProperties {
-        self.properties
+        match &self.backing.kind {
+            backing::Kind::Vmm(_) => self.properties,
+            backing::Kind::Upstream(upstream) => upstream.resource().memory_properties(),
+        }
     }
 
     fn pool(&self) -> Option<&Pool> {

@@ -16,7 +16,7 @@ use super::stream_progress::StreamProgress;
 use super::{Inner, UnknownBlock, thread};
 use crate::base::error::{Error, Result};
 use crate::driver::device::Device;
-use crate::memory::resource::CAPTURED;
+use crate::memory::resource::{CAPTURED, MemoryResource as _};
 use crate::stream::deferred::ResourceCall;
 use crate::stream::epoch;
 use crate::stream::{DropObserver, Reach, Stream};
@@ -163,7 +163,14 @@ impl DerefMut for SlowStateGuard<'_> {
 
 impl Reach for Inner {
     fn require_reach(&self, device: Device) -> Result<()> {
-        if self.device.is_none_or(|own| own == device) || self.properties.reaches(device) {
+        if self.device == Some(device) {
+            return Ok(());
+        }
+        // One question to the driver at most. The properties take one for each device.
+        if let Some(pool) = self.pool() {
+            return pool.require_reach(device);
+        }
+        if self.memory_properties().reaches(device) {
             return Ok(());
         }
         Err(Error::invalid(format!(

@@ -1,13 +1,14 @@
 //! Memory resources on two devices.
 
 use anyhow::{Result, bail, ensure};
+use cuda_mem::driver::{AllocationType, Location, Support};
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::memory::{
     DeviceVec, DirectResource, ManagedResource, PinnedResource, PrefetchAdaptor,
 };
-use cuda_mem::{ErrorKind, MemoryResource as _, Resource, Stream};
+use cuda_mem::{Access, Arena, ErrorKind, MemoryPool, MemoryResource as _, Resource, Stream};
 
-use crate::environment::Environment;
+use crate::environment::{Environment, Skip};
 use crate::hold::hold;
 
 fn streams(env: &Environment) -> Result<[Stream; 2]> {
@@ -99,5 +100,44 @@ fn host_memory_that_ends_in_a_capture_waits_for_both_devices(env: &Environment) 
     drop(held);
     there.synchronize()?;
     here.synchronize()?;
+    Ok(())
+}
+
+/// Memory of the host has no device: who may use it is the pool's to say, also when the arena has memory already.
+#[apply(case_of_two)]
+fn an_arena_over_a_pool_serves_the_devices_that_reach_the_pool(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let builder = MemoryPool::builder_at(env.driver, Location::Host, AllocationType::Pinned);
+    if let Support::No(reason) = builder.support()? {
+        return Err(Skip(format!("no pools of the host: {reason}")).into());
+    }
+    let [here, there] = streams(env)?;
+    let pool = builder.accessible_from([&here.device()]).build()?;
+    let arena = Arena::over(pool);
+    let kept = arena.alloc::<u8>(&here, 1 << 20)?;
+    let refused = arena.alloc::<u8>(&there, 1000);
+    ensure!(
+        refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue),
+        "memory that the device does not reach"
+    );
+    ensure!(arena.alloc_from(&here, &[7_u8; 1000])?.to_vec()? == [7; 1000]);
+    drop(kept);
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn an_arena_over_a_pool_knows_what_access_the_pool_gives_later(env: &Environment) -> Result<()> {
+    let [here, there] = streams(env)?;
+    if !there.device().can_access_peer(&here.device())? {
+        return Err(Skip("the devices do not reach each other".to_owned()).into());
+    }
+    let pool = MemoryPool::builder(&here.device()).build()?;
+    let arena = Arena::over((*pool).clone());
+    let refused = arena.alloc::<u8>(&there, 1000);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    ensure!(!arena.memory_properties().reaches(there.device()));
+    pool.set_access([(there.device(), Access::ReadWrite)])?;
+    ensure!(arena.memory_properties().reaches(there.device()));
+    ensure!(arena.alloc_from(&there, &[8_u8; 1000])?.to_vec()? == [8; 1000]);
     Ok(())
 }
