@@ -312,3 +312,29 @@ fn what_was_seen_done_before_a_capture_goes_to_others_in_it(env: &Environment) -
     }
     Ok(())
 }
+
+/// Their own stream frees them once its capture is over. A new stream for each would also get a cache for each.
+#[apply(case_alone)]
+fn buffers_that_end_in_a_capture_bring_no_streams(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let arena = Arena::builder(&env.device()?).build()?;
+    let stream = env.stream()?;
+    let buffers = (0..100).map(|_| arena.alloc::<u8>(&stream, 1000));
+    let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+    let before = arena.stats();
+    let (_graph, waiting) = stream.capture(CaptureMode::Relaxed, |_| {
+        drop(buffers);
+        Ok(drop_counts().waiting)
+    })?;
+    ensure!(waiting == 100, "{waiting} buffers wait for the capture");
+    stream.synchronize()?;
+    let after = arena.stats();
+    ensure!(after.live == 0 && drop_counts().waiting == 0, "{after}");
+    ensure!(
+        after.streams == before.streams,
+        "{before}, and then {after}"
+    );
+    let calls = after.driver_calls - before.driver_calls;
+    ensure!(calls <= 10, "{calls} driver calls to free 100 buffers");
+    Ok(())
+}

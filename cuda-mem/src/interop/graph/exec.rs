@@ -260,7 +260,7 @@ impl OrderedRelease for LeftMemory {
         false
     }
 
-    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+    fn release(&mut self, stream: StreamRef<'_>, _: Option<&Stream>) -> Result<()> {
         free(self.0, stream)
     }
 }

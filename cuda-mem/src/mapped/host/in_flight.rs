@@ -352,7 +352,7 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
         true
     }
 
-    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+    fn release(&mut self, stream: StreamRef<'_>, _: Option<&Stream>) -> Result<()> {
         while let Some(pending_use) = self.pending_uses.last() {
             let other = &pending_use.stream;
             // Another thread's own stream cannot be asked; a wait for its context is one for it.

@@ -47,13 +47,13 @@ impl OrderedRelease for DeferredFree {
             }
     }
 
-    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+    fn release(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()> {
         let Some(item) = &self.item else {
-            return self.give_back(stream);
+            return self.give_back(stream, handle);
         };
         let item = *item;
         let ended = ledger::remove(&item);
-        let given = self.give_back(stream);
+        let given = self.give_back(stream, handle);
         if self.deallocator.is_some() {
             ledger::restore(&item, ended);
         }
@@ -62,11 +62,12 @@ impl OrderedRelease for DeferredFree {
 }
 
 impl DeferredFree {
-    fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
+    fn give_back(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()> {
         if stream.is_foreign() {
             // The last handle is being dropped. After the wait, this thread's own stream can be used instead.
             stream.wait_foreign()?;
-            return self.give_back(stream.context().per_thread_stream().as_ref());
+            let own = stream.context().per_thread_stream();
+            return self.give_back(own.as_ref(), Some(&own));
         }
         for pending_use in &*self.pending_uses {
             let other = pending_use.stream.as_ref();
@@ -82,7 +83,7 @@ impl DeferredFree {
         let Some(deallocator) = self.deallocator.take() else {
             return Ok(());
         };
-        let (given, deallocator) = self.send(deallocator, stream);
+        let (given, deallocator) = self.send(deallocator, stream, handle);
         self.deallocator = deallocator;
         given
     }
@@ -92,8 +93,9 @@ impl DeferredFree {
         &self,
         deallocator: Deallocator,
         stream: StreamRef<'_>,
+        handle: Option<&Stream>,
     ) -> (Result<()>, Option<Deallocator>) {
-        let after = match after(stream, &deallocator) {
+        let after = match after(stream, handle, &deallocator) {
             Ok(after) => after,
             Err(error) => return (Err(error), Some(deallocator)),
         };
@@ -112,7 +114,7 @@ impl DeferredFree {
             (Deallocator::Resource(resource, layout), Some(after)) => {
                 let _on_other = FreeOnOther::enter();
                 // SAFETY: the buffer that had the address is gone, its pending uses have just been waited for, and
-                // the new stream waits for its own.
+                // this is its own stream or one that waits for that.
                 let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
                 let left =
                     (!took_effect(&freed)).then_some(Deallocator::Resource(resource, layout));
@@ -128,9 +130,13 @@ impl DeferredFree {
     }
 }
 
-/// A stream that waits for everything in this one, if the deallocator frees in the order of a stream that it may
-/// keep: the last handle of this one may be about to be dropped.
-fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stream>> {
+/// This stream, if the deallocator frees in the order of a stream that it may keep. Without a handle of it, another one
+/// that waits for everything in it.
+fn after(
+    stream: StreamRef<'_>,
+    handle: Option<&Stream>,
+    deallocator: &Deallocator,
+) -> Result<Option<Stream>> {
     let needs_none = match deallocator {
         Deallocator::Driver => true,
         Deallocator::Resource(..) => false,
@@ -141,6 +147,9 @@ fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stre
     }
     // Ordering another stream behind a captured one would draw it into the capture.
     stream.refuse_captured(CAPTURED)?;
+    if let Some(handle) = handle {
+        return Ok(Some(handle.clone()));
+    }
     let after = stream.context().stream()?;
     order(stream, after.as_ref())?;
     Ok(Some(after))

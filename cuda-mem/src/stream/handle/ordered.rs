@@ -20,7 +20,8 @@ pub(crate) trait OrderedRelease: Send {
     fn waits_for_stream(&self) -> bool;
 
     /// An error of kind [`ErrorKind::Capturing`], or one that [is held up](crate::Error::is_held_up), if it cannot be done yet.
-    fn release(&mut self, stream: StreamRef<'_>) -> Result<()>;
+    /// `handle` is of the same stream, and may be kept; `None` while the last one is being dropped.
+    fn release(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()>;
 }
 
 impl Stream {
@@ -103,8 +104,8 @@ struct Ordered {
 }
 
 impl Ordered {
-    fn release(&mut self, stream: StreamRef<'_>) -> Outcome {
-        match self.object.release(stream) {
+    fn release(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Outcome {
+        match self.object.release(stream, handle) {
             Ok(()) => Outcome::Done,
             Err(error) if error.kind() == ErrorKind::Capturing || error.is_held_up() => {
                 Outcome::NotYet
@@ -120,7 +121,7 @@ impl Ordered {
             return Outcome::NotYet;
         }
         let own = self.context.per_thread_stream();
-        self.release(own.as_ref())
+        self.release(own.as_ref(), Some(&own))
     }
 
     /// A new handle of the stream, if it is a default stream that this thread can use: those end with their context.
@@ -134,7 +135,8 @@ impl Ordered {
         }
     }
 
-    fn try_in_order(&mut self, stream: StreamRef<'_>) -> Outcome {
+    fn try_in_order(&mut self, handle: &Stream) -> Outcome {
+        let stream = handle.as_ref();
         if stream.is_foreign() {
             return self.release_past_stream();
         }
@@ -146,7 +148,7 @@ impl Ordered {
                 Err(error) => return Outcome::Again(error),
             }
         }
-        self.release(stream)
+        self.release(stream, Some(handle))
     }
 }
 
@@ -158,11 +160,11 @@ impl Deferred for Ordered {
     fn try_release(&mut self) -> Outcome {
         let Some(stream) = self.stream.upgrade() else {
             return match self.named_again() {
-                Some(stream) => self.try_in_order(stream.as_ref()),
+                Some(stream) => self.try_in_order(&stream),
                 None => self.release_past_stream(),
             };
         };
-        let outcome = self.try_in_order(stream.as_ref());
+        let outcome = self.try_in_order(&stream);
         if matches!(outcome, Outcome::Done | Outcome::GivenUp(_)) {
             stream.0.deferred.0.fetch_sub(1, Ordering::Relaxed);
         }
@@ -191,7 +193,7 @@ pub(super) fn release_at_last(inner: &Inner) {
     deferred::release_in_order(inner.order(), |deferred| {
         let deferred: &mut dyn Any = deferred;
         match deferred.downcast_mut::<Ordered>() {
-            Some(ordered) => ordered.release(stream),
+            Some(ordered) => ordered.release(stream, None),
             None => Outcome::NotYet,
         }
     });
