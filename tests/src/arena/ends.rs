@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::DirectResource;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, DeviceBuffer, MemoryResource, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;
@@ -352,5 +353,29 @@ fn a_mark_that_was_reached_keeps_no_context(env: &Environment) -> Result<()> {
         "no stream is left, and the context lives: {}",
         arena.stats()
     );
+    Ok(())
+}
+
+/// An arena over a resource makes a stream of its own before it grows. Once because of its limit, and once because the
+/// device has not as much.
+#[apply(case_alone)]
+fn an_arena_that_could_not_grow_keeps_no_context(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let total = device.total_memory()?;
+    for (most, bytes) in [(1 << 20, 4 << 20), (u64::MAX, 2 * total)] {
+        let arena = Arena::builder_over(DirectResource::new(device)).max_bytes(most);
+        let arena = arena.build()?;
+        let stream = env.stream()?;
+        let refused = arena.alloc::<u8>(&stream, usize::try_from(bytes)?);
+        ensure!(
+            refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory),
+            "{bytes} bytes of at most {most}"
+        );
+        drop(stream);
+        ensure!(
+            !device.has_active_context()?,
+            "at most {most} bytes: nothing is allocated, and the context lives"
+        );
+    }
     Ok(())
 }

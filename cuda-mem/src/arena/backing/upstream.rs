@@ -91,6 +91,14 @@ impl Upstream {
     }
 
     pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
+        let grown = self.try_grow(bytes, stream);
+        if grown.is_err() {
+            self.drop_unneeded_stream();
+        }
+        grown
+    }
+
+    fn try_grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let own = self.own_stream(stream)?;
         let claim = self.reserved.claim(bytes)?;
         // Blocks that are refused again stay for the next time.
