@@ -59,6 +59,13 @@ unsafe impl MemoryResource for Inner {
         {
             return freed;
         }
+        let past;
+        let stream = if stream.context().is_primary() {
+            stream
+        } else {
+            past = self.stream_past(stream, &[])?;
+            &past
+        };
         if self.backing.observer.is_on() {
             return self.deallocate_observed(address, layout, size, stream);
         }
@@ -75,7 +82,14 @@ unsafe impl MemoryResource for Inner {
         if address == 0 {
             return Ok(());
         }
-        Self::deallocate_after(self, address, layout, stream, others)
+        let is_handed_in = |stream: &&Stream| !stream.context().is_primary();
+        let (handed_in, others): (Vec<&Stream>, Vec<&Stream>) =
+            others.iter().copied().partition(is_handed_in);
+        if handed_in.is_empty() && !is_handed_in(&stream) {
+            return Self::deallocate_after(self, address, layout, stream, &others);
+        }
+        let past = self.stream_past(stream, &handed_in)?;
+        Self::deallocate_after(self, address, layout, &past, &others)
     }
 
     /// A pool below may give more devices access at any time.

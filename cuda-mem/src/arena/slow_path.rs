@@ -212,6 +212,21 @@ impl Inner {
         Ok(id)
     }
 
+    /// A stream of the primary context that is past all work in these streams. Memory may be moved to a stream of a
+    /// context that was handed in, which has no cache, and is then freed on such a stream.
+    pub(super) fn stream_past(&self, stream: &Stream, others: &[&Stream]) -> Result<Stream> {
+        stream.as_ref().require_reach(self)?;
+        let before = others.iter().copied().chain([stream]);
+        before
+            .clone()
+            .try_for_each(|stream| stream.as_ref().refuse_captured(CAPTURED))?;
+        let past = stream.device().primary_context()?.stream()?;
+        before
+            .into_iter()
+            .try_for_each(|stream| past.wait_for(stream))?;
+        Ok(past)
+    }
+
     /// The cache for a handle that was not seen before.
     fn attach(&self, state: &mut SlowState, stream: &Stream, wanted: For) -> CacheId {
         let key = Key::of(stream);

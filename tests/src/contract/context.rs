@@ -3,8 +3,10 @@
 use std::ptr::null_mut;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::base::drop_counts;
+use cuda_mem::ledger::Recorder;
 use cuda_mem::sys::{CUcontext, CUresult};
-use cuda_mem::{Driver, ErrorKind};
+use cuda_mem::{Arena, Driver, ErrorKind, MemoryResource as _};
 
 use crate::environment::Environment;
 
@@ -219,4 +221,42 @@ fn a_context_of_the_program_can_be_handed_in(env: &Environment) -> Result<()> {
     ensure!(current(env.driver)? == foreign.1);
     drop(foreign);
     set_current(env.driver, null_mut())
+}
+
+/// An arena refuses requests of such a context's streams, but not the end of what was moved there.
+#[apply(case_alone)]
+fn memory_of_an_arena_may_end_in_a_context_that_was_handed_in(env: &Environment) -> Result<()> {
+    let foreign = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
+    for is_recorded in [false, true] {
+        // SAFETY: it ends after everything that is made in it here.
+        let context = unsafe { env.driver.context_from_raw(foreign.1) }?;
+        let (own, theirs, third) = (env.stream()?, context.stream()?, env.stream()?);
+        let mut builder = Arena::builder(&env.device()?);
+        if is_recorded {
+            builder = builder.record(&Recorder::ring(100));
+        }
+        let arena = builder.build()?;
+        let refused = arena.alloc::<u8>(&theirs, 1000);
+        ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
+        for len in [1000, 1 << 20] {
+            let mut moved = arena.alloc_from(&own, &vec![1_u8; len])?.move_to(&theirs)?;
+            moved.fill(2)?;
+            ensure!(moved.to_vec()? == vec![2; len]);
+            drop(moved);
+            let mut used = arena.alloc_from(&own, &vec![1_u8; len])?;
+            used.on(&theirs)?.fill(3)?;
+            used.free_after([&theirs, &third])?;
+            let moved = arena.alloc::<u8>(&own, len)?.move_to(&theirs)?;
+            moved.free_after([&own])?;
+        }
+        let counts = drop_counts();
+        ensure!(counts.failures == 0, "recorded: {is_recorded}; {counts:?}");
+        ensure!(arena.stats().live == 0, "{}", arena.stats());
+        // The memory was freed in streams of this one, after the work in the other.
+        env.context()?.synchronize()?;
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
 }
