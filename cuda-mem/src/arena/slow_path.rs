@@ -15,6 +15,7 @@ use super::recorded_events::DriverCalls;
 use super::stream_progress::StreamProgress;
 use super::{Inner, UnknownBlock, thread};
 use crate::base::error::{Error, Result};
+use crate::base::report::LockedFromHook;
 use crate::driver::device::Device;
 use crate::memory::resource::{CAPTURED, MemoryResource as _};
 use crate::stream::deferred::ResourceCall;
@@ -128,9 +129,11 @@ pub(super) fn count(counter: &AtomicU64) {
 
 impl SlowPath {
     pub(super) fn lock(&self) -> SlowStateGuard<'_> {
+        let call = ResourceCall::enter();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         SlowStateGuard {
-            _call: ResourceCall::enter(),
-            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            state: LockedFromHook::new(state),
+            _call: call,
         }
     }
 
@@ -143,7 +146,7 @@ impl SlowPath {
 /// The slow-path state, locked. Dropping events may drop the last handle of a context. Releases that wait for its end
 /// may need this lock, and are deferred until it is unlocked.
 pub(super) struct SlowStateGuard<'a> {
-    state: MutexGuard<'a, SlowState>,
+    state: LockedFromHook<'a, SlowState>,
     _call: ResourceCall,
 }
 

@@ -3,9 +3,12 @@
 //! A destructor cannot return an error, must not panic, and must not save the error for an unrelated call. So it
 //! counts the failure, and calls a hook that the program may set.
 
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::error::{Error, ErrorKind};
 
@@ -48,7 +51,8 @@ static NVML_FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Calls `hook` whenever a destructor fails, instead of any earlier hook.
 ///
-/// The hook runs inside `Drop`, on any thread. If it panics, the panic is swallowed.
+/// The hook runs inside `Drop`, on any thread; for what an arena drops, once the arena's locks are free. If it panics,
+/// the panic is swallowed.
 ///
 /// ```
 /// cuda_mem::base::on_drop_failure(|failure| {
@@ -83,8 +87,95 @@ pub(crate) fn release(object: &'static str, release: impl FnOnce() -> Result<(),
         AFTER_FORK.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    if let Err(error) = release() {
-        failed(object, &error);
+    if let Err(error) = release()
+        && counts_as_failure(&error)
+    {
+        tell_or_keep(object, error);
+    }
+}
+
+thread_local! {
+    /// The number of locks that this thread has and that the hook may need.
+    static LOCKS: Cell<u32> = const { Cell::new(0) };
+    /// What failed meanwhile, and the hook is to be told of.
+    static UNTOLD: RefCell<Vec<(&'static str, Error)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls the hook, or keeps the failure for it.
+#[cold]
+fn tell_or_keep(object: &'static str, error: Error) {
+    let mut failure = Some(error);
+    if LOCKS.get() > 0 {
+        // At the end of a thread there is no list any more.
+        let _ = UNTOLD.try_with(|untold| {
+            let error = failure.take();
+            untold
+                .borrow_mut()
+                .extend(error.map(|error| (object, error)));
+        });
+    }
+    if let Some(error) = failure {
+        call_hook(object, &error);
+    }
+}
+
+/// While this lives, the hook of this thread waits. For locks under which objects are dropped, and that the hook may
+/// need: it may call whatever the program can.
+#[derive(Debug)]
+pub(crate) struct HookWaits {
+    /// The counts are of this thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl HookWaits {
+    pub(crate) fn enter() -> Self {
+        LOCKS.set(LOCKS.get() + 1);
+        Self {
+            _thread: PhantomData,
+        }
+    }
+}
+
+impl Drop for HookWaits {
+    fn drop(&mut self) {
+        let left = LOCKS.get() - 1;
+        LOCKS.set(left);
+        if left == 0 {
+            let untold = UNTOLD.try_with(RefCell::take).unwrap_or_default();
+            for (object, error) in untold {
+                call_hook(object, &error);
+            }
+        }
+    }
+}
+
+/// A lock under which objects may be dropped. The hook waits until it is free.
+#[derive(Debug)]
+pub(crate) struct LockedFromHook<'a, T> {
+    guard: MutexGuard<'a, T>,
+    _waits: HookWaits,
+}
+
+impl<'a, T> LockedFromHook<'a, T> {
+    pub(crate) fn new(guard: MutexGuard<'a, T>) -> Self {
+        Self {
+            guard,
+            _waits: HookWaits::enter(),
+        }
+    }
+}
+
+impl<T> Deref for LockedFromHook<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for LockedFromHook<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
     }
 }
 
@@ -98,16 +189,29 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
         .ok()
 }
 
+/// Counts a failure and calls the hook, at once: no lock may be held that the hook may need.
 #[cold]
 pub(crate) fn failed(object: &'static str, error: &Error) {
+    if counts_as_failure(error) {
+        call_hook(object, error);
+    }
+}
+
+/// Counts what a destructor could not do. `false` if there was nothing left to release.
+#[cold]
+fn counts_as_failure(error: &Error) -> bool {
     if matches!(
         error.kind(),
         ErrorKind::Deinitialized | ErrorKind::ContextDestroyed
     ) {
         too_late();
-        return;
+        return false;
     }
     FAILURES.fetch_add(1, Ordering::Relaxed);
+    true
+}
+
+fn call_hook(object: &'static str, error: &Error) {
     // Cloned out, so that a hook may set another hook.
     let hook = HOOK.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some(hook) = hook {

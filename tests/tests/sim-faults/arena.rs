@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::arena::{ArenaStats, SleepContents};
 use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::sys::CUresult;
@@ -282,6 +282,52 @@ fn memory_that_an_arena_cannot_release_after_a_wait_is_told(env: &Environment) -
     // The next wait tries again.
     stream.synchronize()?;
     ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    Ok(())
+}
+
+/// What fails under the locks of an arena is told when they are free: the hook may call the arena.
+#[apply(case)]
+fn the_hook_may_call_the_arena(env: &Environment) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let control = env.control()?;
+    // The context ends with its last handle.
+    let _context = env.context()?;
+    for function in ["cuMemRelease", "cuEventDestroy_v2"] {
+        let (stream, other) = (env.stream()?, env.stream()?);
+        let arena = Arena::builder(&env.device()?).build()?;
+        let held = hold(&stream)?;
+        drop(arena.alloc::<u8>(&stream, 40 << 20)?);
+        // Records an event in the busy stream.
+        drop(arena.alloc::<u8>(&other, 36 << 20)?);
+        ensure!(arena.stats().waits == 1, "no event: {}", arena.stats());
+        drop(stream);
+        drop(held);
+        other.synchronize()?;
+        let (tell, told) = channel();
+        let (called, failures) = (arena.clone(), cuda_mem::base::drop_counts().failures);
+        let tell = Mutex::new(tell);
+        cuda_mem::base::on_drop_failure(move |failure| {
+            let trimmed = called.trim_to(0).map_err(|error| error.to_string());
+            let tell = tell.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = tell.send((failure.object, trimmed));
+        });
+        control.fail(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+        let trimming = arena.clone();
+        let trim = std::thread::spawn(move || trimming.trim_to(0));
+        let told = told.recv_timeout(PATIENCE);
+        let (object, trimmed) = told.with_context(|| format!("{function}: no answer"))?;
+        cuda_mem::base::on_drop_failure(|_| {});
+        control.clear_faults();
+        trimmed.map_err(|error| anyhow!("{object}: {error}"))?;
+        let trim = trim.join().map_err(|_| anyhow!("the thread panicked"))?;
+        ensure!(
+            trim.is_ok() && arena.stats().reserved == 0,
+            "{}",
+            arena.stats()
+        );
+        let failures = cuda_mem::base::drop_counts().failures - failures;
+        ensure!(failures == 1, "{function}: {failures} failures");
+    }
     Ok(())
 }
 

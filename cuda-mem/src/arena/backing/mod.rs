@@ -7,12 +7,12 @@ pub(super) use upstream::Upstream;
 pub(super) use vmm::Vmm;
 
 use std::collections::BTreeMap;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
+use crate::base::report::LockedFromHook;
 use crate::ledger::{MemoryRange, Recorder};
 use crate::memory::resource::MemoryResource as _;
 use crate::stream::Stream;
@@ -35,7 +35,7 @@ impl Chunk {
 /// wait for each other.
 #[must_use]
 pub(super) struct Growing<'a>(
-    #[expect(dead_code, reason = "it is only held")] Option<MutexGuard<'a, ()>>,
+    #[expect(dead_code, reason = "it is only held")] Option<LockedFromHook<'a, ()>>,
 );
 
 /// Memory of an arena, and who watches what becomes of it.

@@ -5,7 +5,7 @@ mod sleep;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use cuda_driver_sys::CUdevice_attribute;
 
@@ -13,6 +13,7 @@ use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::base::error::{Error, Result};
+use crate::base::report::LockedFromHook;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
 use crate::ledger::MemoryRange;
@@ -278,8 +279,8 @@ impl Vmm {
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> LockedFromHook<'_, State> {
+        LockedFromHook::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn count(&self, calls: u64) {
@@ -290,14 +291,16 @@ impl Vmm {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(super) fn growing(&self) -> MutexGuard<'_, ()> {
-        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn growing(&self) -> LockedFromHook<'_, ()> {
+        LockedFromHook::new(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn try_growing(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(super) fn try_growing(&self) -> Option<LockedFromHook<'_, ()>> {
         match self.growing.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(guard) => Some(LockedFromHook::new(guard)),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                Some(LockedFromHook::new(poisoned.into_inner()))
+            }
             Err(TryLockError::WouldBlock) => None,
         }
     }
