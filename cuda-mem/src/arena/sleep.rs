@@ -4,7 +4,7 @@ use super::trim::Search;
 use super::{Arena, Inner};
 use crate::base::error::{Error, Result};
 use crate::stream::Stream;
-use crate::stream::deferred::{self, ResourceCall};
+use crate::stream::deferred::{self, After, ResourceCall};
 
 /// What becomes of the contents of an arena's memory while it [sleeps](Arena::sleep).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +69,7 @@ impl Arena {
         let context = device.primary_context()?;
         context.synchronize()?;
         let slept = inner.fall_asleep(contents, &context.stream()?);
-        deferred::poll();
+        deferred::poll(After::Wait);
         inner.report_unknown_blocks();
         slept
     }
@@ -105,7 +105,7 @@ impl Arena {
                 woken => woken,
             }
         };
-        deferred::poll();
+        deferred::poll(After::Wait);
         woken
     }
 }

@@ -26,6 +26,10 @@ impl Deferred for EndedArena {
         "arena"
     }
 
+    fn waits_for_device(&self) -> bool {
+        self.backing.waits_to_free()
+    }
+
     fn try_release(&mut self) -> Outcome {
         // A stream whose work is done needs no context any more.
         let ended = self.epoch;

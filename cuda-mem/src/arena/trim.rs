@@ -14,7 +14,7 @@ use crate::base::telemetry::{event, span};
 use crate::driver::device::Device;
 use crate::memory::reclaim::Reclaim;
 use crate::stream::after_wait::AfterWait;
-use crate::stream::deferred::ResourceCall;
+use crate::stream::deferred::{After, ResourceCall};
 use crate::stream::epoch;
 
 /// Where to search for memory to give back.
@@ -30,8 +30,11 @@ pub(super) enum Search {
 const ROUNDS: u32 = 16;
 
 impl AfterWait for Inner {
-    fn after_wait(&self) {
+    fn after_wait(&self, after: After) {
         let Some(background) = self.background.get() else {
+            if after == After::Call && self.backing.waits_to_free() {
+                return;
+            }
             return self.give_back_beyond_threshold();
         };
         if self.is_beyond_threshold() {

@@ -33,7 +33,8 @@ pub struct DropCounts {
     /// The process is a fork, where the parent's objects must not be touched.
     pub after_fork: u64,
     /// Releases that are pending now: pools and arenas whose memory is in use, and objects dropped during a capture.
-    /// They are retried at later synchronisations; [`Context::synchronize`](crate::Context::synchronize) releases
+    /// They are retried when streams, events and contexts are synchronised, and those whose release does not wait for the
+    /// device also by other calls; [`Context::synchronize`](crate::Context::synchronize) releases
     /// everything pending in the context.
     pub waiting: u64,
 }

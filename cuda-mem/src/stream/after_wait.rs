@@ -5,13 +5,13 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::lock::Lock;
-use crate::stream::deferred;
+use crate::stream::deferred::{self, After};
 
 /// An observer of the program's waits.
 pub(crate) trait AfterWait: Send + Sync {
     /// No lock of this crate is held, and this thread is not in a call of any resource. May be called from several
     /// threads at a time.
-    fn after_wait(&self);
+    fn after_wait(&self, after: After);
 }
 
 static LIST: Lock<Vec<Weak<dyn AfterWait>>> = Lock::new(Vec::new());
@@ -28,16 +28,16 @@ pub(crate) fn add(observer: Weak<dyn AfterWait>) {
     LISTED.store(list.len(), Ordering::Relaxed);
 }
 
-/// The program has waited. What the wait has shown is noted already.
+/// The program has waited, or a future of it is ready. What that has shown is noted already.
 #[inline]
-pub(crate) fn tell() {
+pub(crate) fn tell(after: After) {
     if LISTED.load(Ordering::Relaxed) > 0 {
-        tell_all();
+        tell_all(after);
     }
 }
 
 #[cold]
-fn tell_all() {
+fn tell_all(after: After) {
     // As for deferred releases: a resource may hold locks of its own in its calls.
     if !deferred::may_release() {
         return;
@@ -47,7 +47,7 @@ fn tell_all() {
     };
     // The last handle of a resource may be dropped here, which is not for under the lock.
     for observer in observers.iter().filter_map(Weak::upgrade) {
-        observer.after_wait();
+        observer.after_wait(after);
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     struct Count(AtomicUsize);
 
     impl AfterWait for Count {
-        fn after_wait(&self) {
+        fn after_wait(&self, _: After) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -85,7 +85,7 @@ mod tests {
             observers.iter().cloned().for_each(add);
         }
         assert_eq!(observers.each_ref().map(entries), [1, 1]);
-        tell();
+        tell(After::Wait);
         assert!(first.0.load(Ordering::Relaxed) > 0 && second.0.load(Ordering::Relaxed) > 0);
         // The next one that comes takes the place of what has ended.
         drop(first);

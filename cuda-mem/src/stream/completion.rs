@@ -13,6 +13,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::driver::raw;
 use crate::stream::context::Context;
+use crate::stream::deferred::After;
 use crate::stream::event::{Event, OwnEvent};
 use crate::stream::{Stream, StreamRef, after_wait, deferred, epoch, recording, waits, watcher};
 
@@ -130,8 +131,8 @@ impl Stream {
         // Memory that was freed in the stream serves others only after a wait, which ends at once here (R86).
         mark.synchronize()?;
         self.progress().advance(epoch);
-        deferred::poll();
-        after_wait::tell();
+        deferred::poll(After::Wait);
+        after_wait::tell(After::Wait);
         Ok(())
     }
 }
@@ -291,9 +292,8 @@ impl Future for Completion {
     fn poll(mut self: Pin<&mut Self>, task: &mut task::Context<'_>) -> Poll<Result<()>> {
         let polled = self.poll_result(task.waker());
         if polled.is_ready() {
-            // As after any wait.
-            deferred::poll();
-            after_wait::tell();
+            deferred::poll(After::Call);
+            after_wait::tell(After::Call);
         }
         polled
     }

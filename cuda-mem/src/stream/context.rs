@@ -21,6 +21,7 @@ use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::deferred::After;
 use crate::stream::epoch::{self, Progress};
 use crate::stream::recording::{CaptureExclusion, Dependency};
 use crate::stream::stage::Stage;
@@ -128,7 +129,7 @@ impl Drop for Retained {
             self.progress.advance(epoch);
         }
         // If this was the last release, the work of the context is done.
-        deferred::poll();
+        deferred::poll(After::Call);
     }
 }
 
@@ -318,7 +319,7 @@ impl Context {
         self.0.progress.advance(epoch);
         // Not before: this may run the program's code, and captures wait for what is excluded.
         deferred::poll_all();
-        after_wait::tell();
+        after_wait::tell(After::Wait);
         Ok(())
     }
 

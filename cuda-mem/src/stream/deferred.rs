@@ -7,7 +7,8 @@
 //! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
 //! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
 //!   the release needs. A request that fails for lack of memory is made again if something can be released after it.
-//! - No try waits for the device. An entry that is not ready is tried less and less often; after a wait for a whole
+//! - No try waits for a stream. One that waits for the whole device, because the driver does when it frees host memory, is
+//!   made only after a wait that the program asked for: any other call may be what the device waits for. An entry that is not ready is tried less and less often; after a wait for a whole
 //!   context every entry is tried, and before each use of a stream the entries released in the order of that stream.
 //! - A fork leaves the whole queue to the parent.
 
@@ -26,8 +27,13 @@ pub(crate) trait Deferred: Any + Send {
     /// The name of the object, for reports.
     fn name(&self) -> &'static str;
 
-    /// Releases it if that is possible now, without waiting.
+    /// Releases it if that is possible now, without waiting for a stream.
     fn try_release(&mut self) -> Outcome;
+
+    /// Whether the release waits for all work of the device.
+    fn waits_for_device(&self) -> bool {
+        false
+    }
 }
 
 /// The result of an attempt to release something.
@@ -41,6 +47,21 @@ pub(crate) enum Outcome {
     Again(Error),
     /// The driver refused. The error is reported, and the release is not tried again.
     GivenUp(Error),
+}
+
+/// What the thread that polls has just done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// A wait that the program asked for.
+    Wait,
+    /// Something else, which must not wait for the device.
+    Call,
+}
+
+impl After {
+    fn may_try(self, deferred: &dyn Deferred) -> bool {
+        self == Self::Wait || !deferred.waits_for_device()
+    }
 }
 
 /// A stream in whose order something is released.
@@ -184,9 +205,9 @@ pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Er
 
 /// Releases everything that can be released now. One load if nothing waits.
 #[inline]
-pub(crate) fn poll() {
+pub(crate) fn poll(after: After) {
     if has_entries() {
-        poll_entries(false);
+        poll_entries(after, false);
     }
 }
 
@@ -194,7 +215,7 @@ pub(crate) fn poll() {
 #[inline]
 pub(crate) fn poll_all() {
     if has_entries() {
-        poll_entries(true);
+        poll_entries(After::Wait, true);
     }
 }
 
@@ -213,7 +234,7 @@ pub(crate) fn has_entries() -> bool {
 }
 
 #[cold]
-fn poll_entries(all: bool) {
+fn poll_entries(after: After, all: bool) {
     if !may_release() {
         return;
     }
@@ -223,7 +244,7 @@ fn poll_entries(all: bool) {
     }
     // Again if another thread has wanted all of them, and found this poll running.
     while let Some(poll) = Poll::begin() {
-        poll_in_passes();
+        poll_in_passes(after);
         drop(poll);
         if !IS_ALL_WANTED.load(Ordering::SeqCst) {
             break;
@@ -231,12 +252,12 @@ fn poll_entries(all: bool) {
     }
 }
 
-fn poll_in_passes() {
+fn poll_in_passes(after: After) {
     let mut is_all = false;
     for _ in 0..PASSES {
         let entries = queue().len();
         is_all |= IS_ALL_WANTED.swap(false, Ordering::SeqCst);
-        let released = pass(entries, is_all);
+        let released = pass(entries, after, is_all);
         // Only what is new can have become possible.
         if released == 0 || queue().len() <= entries - released {
             break;
@@ -267,14 +288,16 @@ impl Drop for Poll {
 }
 
 /// Tries this many entries, from the front of the queue. Returns how many it has released.
-fn pass(entries: usize, all: bool) -> usize {
+fn pass(entries: usize, after: After, all: bool) -> usize {
     let mut released = 0;
     for _ in 0..entries {
         // One at a time, so that the others stay reachable meanwhile.
         let Some(mut entry) = queue().pop_front() else {
             break;
         };
-        if entry.pause > 0 && !all {
+        if !after.may_try(&*entry.deferred) {
+            queue().push_back(entry);
+        } else if entry.pause > 0 && !all {
             entry.pause -= 1;
             queue().push_back(entry);
         } else if PendingTry::new(entry).release(Deferred::try_release) {
@@ -286,13 +309,14 @@ fn pass(entries: usize, all: bool) -> usize {
 
 /// Releases the entries of the stream that can be released now.
 #[cold]
-pub(crate) fn poll_stream(order: Order) {
-    release_in_order(order, Deferred::try_release);
+pub(crate) fn poll_stream(order: Order, after: After) {
+    release_in_order(order, after, Deferred::try_release);
 }
 
 /// Releases the entries of the stream by calling `release`. Entries that cannot be released stay.
 pub(crate) fn release_in_order(
     order: Order,
+    after: After,
     mut release: impl FnMut(&mut dyn Deferred) -> Outcome,
 ) {
     if !may_release() {
@@ -302,7 +326,7 @@ pub(crate) fn release_in_order(
         let mut queue = queue();
         let (found, rest) = std::mem::take(&mut *queue)
             .into_iter()
-            .partition(|entry| entry.order == Some(order));
+            .partition(|entry| entry.order == Some(order) && after.may_try(&*entry.deferred));
         *queue = rest;
         Taken(found)
     };

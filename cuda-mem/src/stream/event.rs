@@ -11,6 +11,7 @@ use crate::base::report;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
+use crate::stream::deferred::After;
 use crate::stream::{Stream, StreamRef};
 use crate::stream::{after_wait, deferred, launches, recording, waits};
 
@@ -170,8 +171,8 @@ impl Event {
             // SAFETY: the event is live.
             self.beside_captures(|table| unsafe { raw::event::synchronize(table, self.own.raw) })?;
         }
-        deferred::poll();
-        after_wait::tell();
+        deferred::poll(After::Wait);
+        after_wait::tell(After::Wait);
         Ok(())
     }
 

@@ -27,6 +27,7 @@ use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
+use crate::stream::deferred::After;
 use crate::stream::epoch::{self, Progress};
 use crate::stream::{after_wait, deferred};
 
@@ -128,7 +129,7 @@ impl Drop for Inner {
                 raw::stream::destroy(table, self.raw)
             });
             // Its frees count as seen, as far as they are carried out (measured).
-            deferred::poll();
+            deferred::poll(After::Call);
         }
     }
 }
@@ -329,9 +330,9 @@ impl Stream {
     /// Releases what a wait has made possible. Runs code of the program.
     pub(crate) fn after_wait(&self) {
         // What waited for this stream is not skipped.
-        self.release_deferred();
-        deferred::poll();
-        after_wait::tell();
+        self.release_deferred_after(After::Wait);
+        deferred::poll(After::Wait);
+        after_wait::tell(After::Wait);
     }
 
     /// Whether everything in this stream is done. Does not wait. Pools do not let other streams reuse memory that was freed

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
+use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions};
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::memory::{CurrentPool, DirectResource, PinnedResource, StatisticsAdaptor};
-use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, MemoryPool, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
@@ -395,5 +396,54 @@ fn a_wait_for_a_default_stream_covers_what_another_handle_put_off(env: &Environm
         second.synchronize()?;
         pool.close().context("it has memory in use")?;
     }
+    Ok(())
+}
+
+/// The driver waits for the whole device when it frees host memory. A call that must not wait for that leaves it to one
+/// that waits anyway: what the device is busy with may wait for the host.
+#[apply(case_alone)]
+fn what_waits_for_the_device_ends_after_a_wait(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let (busy, other) = (env.stream()?, env.stream()?);
+    let options = CpuMappingOptions::new().only([CpuMappingKind::Copies]);
+    let pool = env.pool()?;
+    let mut words = pool.alloc_zeroed::<u32>(&busy, 16)?;
+    let mut mailbox = options.open(&mut words)?;
+    mailbox.store(0, 7)?;
+    let arena = Arena::over(PinnedResource::new(env.driver));
+    let staging = arena.alloc::<u8>(&busy, 1000)?;
+    let first_hold = hold(&busy)?;
+    let completion = busy.completion()?;
+    drop((staging, arena));
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    // Host functions run one after the other.
+    let second_hold = hold_for(&other, 4 * PATIENCE)?;
+    drop(first_hold);
+    let begin = Instant::now();
+    while !busy.is_done()? && begin.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    let calls = move || -> Result<u64> {
+        ensure!(mailbox.load(0)? == 7);
+        block_on(completion)?;
+        drop(context.stream()?);
+        drop(MemoryPool::builder(&env.device()?).build()?);
+        Ok(drop_counts().waiting)
+    };
+    let (answer, is_in_time) = std::thread::scope(|scope| {
+        let calls = scope.spawn(calls);
+        let begin = Instant::now();
+        while !calls.is_finished() && begin.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        let is_in_time = calls.is_finished();
+        drop(second_hold);
+        (calls.join(), is_in_time)
+    });
+    let waiting = answer.map_err(|_| anyhow!("the thread panicked"))??;
+    ensure!(is_in_time, "a call waited for the other stream");
+    ensure!(waiting >= 1, "nothing was left to release");
+    other.synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
     Ok(())
 }

@@ -92,6 +92,14 @@ impl Backing {
         }
     }
 
+    /// Whether giving memory back waits for all work of the device.
+    pub(super) fn waits_to_free(&self) -> bool {
+        match &self.kind {
+            Kind::Vmm(_) => false,
+            Kind::Upstream(upstream) => upstream.resource().waits_to_free(),
+        }
+    }
+
     /// Tries again to give back blocks that hold no memory of the arena, and that the resource below did not take back.
     pub(super) fn give_back_refused(&self) -> Result<()> {
         match &self.kind {

@@ -42,9 +42,9 @@ impl Staged {
         match stage.and_then(|stage| stage.get_mut(..from.len())) {
             Some(stage) => {
                 stage.copy_from_slice(from);
-                span.copy_from(stage)
+                span.copy_from_alone(stage)
             }
-            None => span.copy_from(from),
+            None => span.copy_from_alone(from),
         }
     }
 
@@ -59,11 +59,11 @@ impl Staged {
         let stage = self.stage.as_mut().map(Stage::bytes_mut);
         match stage.and_then(|stage| stage.get_mut(..to.len())) {
             Some(stage) => {
-                span.copy_to(stage)?;
+                span.copy_to_alone(stage)?;
                 to.copy_from_slice(stage);
                 Ok(())
             }
-            None => span.copy_to(to),
+            None => span.copy_to_alone(to),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::memory::slice::{
     DeviceMemory, DeviceMemoryMut, DeviceSlice, DeviceSliceMut, Span, sealed,
 };
 use crate::stream::Stream;
+use crate::stream::deferred::After;
 use crate::stream::{deferred, recording};
 
 /// What the driver refuses *other code* while a stream is captured. A refused call also invalidates the capture.
@@ -274,7 +275,7 @@ impl Drop for Capture {
         }
         self.note = None;
         self.stream.release_deferred();
-        deferred::poll();
+        deferred::poll(After::Call);
     }
 }
 

@@ -352,6 +352,10 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
         true
     }
 
+    fn waits_for_device(&self) -> bool {
+        true
+    }
+
     fn release(&mut self, stream: StreamRef<'_>, _: Option<&Stream>) -> Result<()> {
         while let Some(pending_use) = self.pending_uses.last() {
             let other = &pending_use.stream;

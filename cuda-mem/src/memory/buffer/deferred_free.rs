@@ -38,13 +38,16 @@ impl Drop for DeferredFree {
 
 impl OrderedRelease for DeferredFree {
     fn waits_for_stream(&self) -> bool {
-        self.is_held_up
-            || match &self.deallocator {
-                Some(Deallocator::External(_)) => true,
-                // It would be waited for in an unrelated call.
-                Some(Deallocator::Resource(resource, _)) => resource.waits_to_free(),
-                Some(Deallocator::Driver) | None => false,
-            }
+        let is_external = matches!(&self.deallocator, Some(Deallocator::External(_)));
+        // What waits for the device would wait for it in an unrelated call.
+        self.is_held_up || is_external || self.waits_for_device()
+    }
+
+    fn waits_for_device(&self) -> bool {
+        match &self.deallocator {
+            Some(Deallocator::Resource(resource, _)) => resource.waits_to_free(),
+            Some(Deallocator::Driver | Deallocator::External(_)) | None => false,
+        }
     }
 
     fn release(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()> {

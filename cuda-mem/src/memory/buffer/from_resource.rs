@@ -19,7 +19,7 @@ use crate::base::report;
 use crate::ledger;
 use crate::memory::resource::{RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
-use crate::stream::deferred::{self, AgainCall, ResourceCall};
+use crate::stream::deferred::{self, After, AgainCall, ResourceCall};
 
 /// How often a request is made again: a callback may drop one object at a time.
 const REPEATS: usize = 64;
@@ -72,7 +72,7 @@ impl Resource {
             stream.as_ref().refuse_recorded()?;
             // A resource that waits for memory can release nothing meanwhile.
             if deferred::has_entries() && self.inner.may_call_program() {
-                deferred::poll();
+                deferred::poll(After::Wait);
             }
             match self.ask(stream, layout) {
                 Err(error) if error.is_out_of_memory() && !error.is_over_limit() => {

@@ -10,6 +10,7 @@ use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::{raw, security};
 use crate::ledger::Recorder;
+use crate::stream::deferred::After;
 use crate::stream::{deferred, recording};
 
 /// Settings of a new pool; [`build`](Self::build) creates it. From [`MemoryPool::builder`].
@@ -163,7 +164,7 @@ impl PoolBuilder {
     #[track_caller]
     pub fn build(self) -> Result<MemoryPool> {
         // A pool that ends now may be reused for this one.
-        deferred::poll();
+        deferred::poll(After::Call);
         let spare = self.kind().and_then(spare::take);
         let raw = spare.map_or_else(|| self.create(), Ok)?;
         // Owned from here on, so that a failure below ends the pool.

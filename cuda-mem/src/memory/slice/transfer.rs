@@ -74,12 +74,7 @@ impl<T: Pod> Span<'_, T> {
             // Also after a failure: whatever was submitted uses the slice.
             let done = self.finish();
             sent.and(done)
-        })?;
-        // Not before: this may run the program's code, and captures of the stream wait for what is submitted to it.
-        if self.size_bytes() > 0 {
-            self.stream.after_wait();
-        }
-        Ok(())
+        })
     }
 
     fn table(&self) -> &'static raw::Table {
@@ -149,6 +144,21 @@ impl<T: Pod> Span<'_, T> {
 
     /// Returns once the host slice may be changed again.
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
+        self.copy_from_alone(from)?;
+        self.after_wait();
+        Ok(())
+    }
+
+    /// Releases what the wait for a copy has made possible.
+    fn after_wait(&self) {
+        // Not before: this may run the program's code, and captures of the stream wait for what is submitted to it.
+        if self.size_bytes() > 0 {
+            self.stream.after_wait();
+        }
+    }
+
+    /// As [`copy_from`](Self::copy_from), without releasing anything: that may wait for other work.
+    pub(crate) fn copy_from_alone(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
         self.require_not_recorded()?;
         // The driver copies pageable memory before it returns, but not memory that happens to
@@ -161,6 +171,13 @@ impl<T: Pod> Span<'_, T> {
 
     /// Returns once the host slice is filled.
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
+        self.copy_to_alone(to)?;
+        self.after_wait();
+        Ok(())
+    }
+
+    /// As [`copy_to`](Self::copy_to), without releasing anything.
+    pub(crate) fn copy_to_alone(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
         self.require_not_recorded()?;
         self.submit_and_wait(|queue| {

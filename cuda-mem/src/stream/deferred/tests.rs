@@ -37,7 +37,7 @@ impl Deferred for Owner {
         if let Some(owned) = self.0.take() {
             defer(Box::new(owned));
         }
-        poll();
+        poll(After::Wait);
         Outcome::Done
     }
 }
@@ -45,7 +45,7 @@ impl Deferred for Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-        poll();
+        poll(After::Wait);
     }
 }
 
@@ -71,10 +71,10 @@ fn entries_go_when_they_can() {
     let ready = Arc::new(AtomicBool::new(false));
     defer(Box::new(Wait(Arc::clone(&ready))));
     defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-    poll();
+    poll(After::Wait);
     assert_eq!(entries(), 1);
     ready.store(true, Ordering::Relaxed);
-    poll();
+    poll(After::Wait);
     assert_eq!(entries(), 0);
     assert_eq!(Arc::strong_count(&ready), 1, "it was dropped");
 }
@@ -85,7 +85,7 @@ fn what_is_released_may_defer_and_poll() {
     within_reason(|| {
         let ready = Arc::new(AtomicBool::new(true));
         defer(Box::new(Owner(Some(Wait(ready)))));
-        poll();
+        poll(After::Wait);
     });
     assert_eq!(entries(), 0, "also what came meanwhile");
 }
@@ -99,7 +99,7 @@ fn nothing_is_released_inside_a_call_of_a_resource() {
     poll_all();
     assert_eq!(entries(), 1);
     drop(call);
-    poll();
+    poll(After::Wait);
     assert_eq!(entries(), 0);
     release_or_defer(ready()).expect("it goes at once");
     assert_eq!(entries(), 0);
@@ -111,7 +111,7 @@ fn a_wait_for_a_context_passes_over_no_entry() {
     let ready = Arc::new(AtomicBool::new(false));
     defer(Box::new(Wait(Arc::clone(&ready))));
     // By now many polls would skip it.
-    (0..200).for_each(|_| poll());
+    (0..200).for_each(|_| poll(After::Wait));
     ready.store(true, Ordering::Relaxed);
     poll_all();
     assert_eq!(entries(), 0);
@@ -138,7 +138,7 @@ fn one_poll_releases_what_a_release_has_deferred() {
     let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = Wait(Arc::new(AtomicBool::new(true)));
     defer(Box::new(Keeper(Some(kept))));
-    poll();
+    poll(After::Wait);
     assert_eq!(entries(), 0, "one went, and one came");
 }
 
@@ -171,11 +171,11 @@ fn what_waits_long_is_tried_seldom_but_still_tried() {
         ready: Arc::clone(&ready),
         tries: Arc::clone(&tries),
     }));
-    (0..1000).for_each(|_| poll());
+    (0..1000).for_each(|_| poll(After::Wait));
     let tried = tries.load(Ordering::Relaxed);
     assert!((10..500).contains(&tried), "{tried} tries in 1000 polls");
     ready.store(true, Ordering::Relaxed);
-    (0..=LONGEST_PAUSE).for_each(|_| poll());
+    (0..=LONGEST_PAUSE).for_each(|_| poll(After::Wait));
     assert_eq!(entries(), 0, "no pause is longer");
 }
 
@@ -189,7 +189,7 @@ impl Deferred for Looks {
 
     fn try_release(&mut self) -> Outcome {
         let before = entries();
-        poll_stream(STREAM);
+        poll_stream(STREAM, After::Wait);
         let is_alone = entries() == before && !may_release();
         self.0.store(is_alone, Ordering::Relaxed);
         Outcome::Done
@@ -206,7 +206,7 @@ fn no_release_begins_inside_of_another() {
     let was_alone = Arc::<AtomicBool>::default();
     defer(Box::new(Looks(Arc::clone(&was_alone))));
     defer_in_order(STREAM, Box::new(Wait(Arc::new(AtomicBool::new(true)))));
-    poll();
+    poll(After::Wait);
     assert!(was_alone.load(Ordering::Relaxed));
     assert_eq!(entries(), 0, "the other one comes afterwards");
 }
@@ -232,8 +232,8 @@ fn a_release_that_panics_loses_no_other() {
     let ready = Arc::new(AtomicBool::new(true));
     defer_in_order(STREAM, Box::new(PanicsOnce(false)));
     defer_in_order(STREAM, Box::new(Wait(ready)));
-    assert!(report::caught(|| poll_stream(STREAM)).is_none());
+    assert!(report::caught(|| poll_stream(STREAM, After::Wait)).is_none());
     assert_eq!(entries(), before + 2);
-    poll_stream(STREAM);
+    poll_stream(STREAM, After::Wait);
     assert_eq!(entries(), before, "both were released");
 }

@@ -10,7 +10,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw;
 use crate::stream::context::Context;
-use crate::stream::deferred::{self, Deferred, Order, Outcome, ResourceCall};
+use crate::stream::deferred::{self, After, Deferred, Order, Outcome, ResourceCall};
 use crate::stream::epoch;
 use crate::stream::name::StreamName;
 
@@ -18,6 +18,9 @@ use crate::stream::name::StreamName;
 pub(crate) trait OrderedRelease: Send {
     /// Whether the release waits for the stream on the host.
     fn waits_for_stream(&self) -> bool;
+
+    /// Whether the release waits for all work of the device.
+    fn waits_for_device(&self) -> bool;
 
     /// An error of kind [`ErrorKind::Capturing`], or one that [is held up](crate::Error::is_held_up), if it cannot be done yet.
     /// `handle` is of the same stream, and may be kept; `None` while the last one is being dropped.
@@ -50,17 +53,23 @@ impl Stream {
     /// Releases what had to wait, if there is anything. One load if not.
     #[inline]
     pub(crate) fn release_deferred(&self) {
+        self.release_deferred_after(After::Call);
+    }
+
+    /// As [`release_deferred`](Self::release_deferred), and what may be released only after a wait.
+    #[inline]
+    pub(crate) fn release_deferred_after(&self, after: After) {
         if self.0.deferred.0.load(Ordering::Relaxed) > 0 {
-            self.release_now();
+            self.release_now(after);
         }
     }
 
     #[cold]
-    fn release_now(&self) {
+    fn release_now(&self, after: After) {
         let order = self.0.order();
         let is_default = matches!(order, Order::Default(_));
         if !is_default || OF_DEFAULT_STREAMS.load(Ordering::Relaxed) > 0 {
-            deferred::poll_stream(order);
+            deferred::poll_stream(order, after);
         }
     }
 }
@@ -157,6 +166,10 @@ impl Deferred for Ordered {
         "buffer"
     }
 
+    fn waits_for_device(&self) -> bool {
+        self.object.waits_for_device()
+    }
+
     fn try_release(&mut self) -> Outcome {
         let Some(stream) = self.stream.upgrade() else {
             return match self.named_again() {
@@ -190,7 +203,8 @@ pub(super) fn release_at_last(inner: &Inner) {
     }
     end_capture(inner);
     let stream = inner.view();
-    deferred::release_in_order(inner.order(), |deferred| {
+    // The stream itself is waited for, too.
+    deferred::release_in_order(inner.order(), After::Wait, |deferred| {
         let deferred: &mut dyn Any = deferred;
         match deferred.downcast_mut::<Ordered>() {
             Some(ordered) => ordered.release(stream, None),

@@ -9,6 +9,7 @@ use super::{Stream, is_default, note_own_stream};
 use crate::base::error::Result;
 use crate::driver::raw;
 use crate::stream::context::Context;
+use crate::stream::deferred::After;
 use crate::stream::{after_wait, deferred, waits};
 
 /// A stream owned by other code, for the duration of a borrow.
@@ -59,8 +60,8 @@ impl<'a> StreamRef<'a> {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.wait()?;
-        deferred::poll();
-        after_wait::tell();
+        deferred::poll(After::Wait);
+        after_wait::tell(After::Wait);
         Ok(())
     }
 
