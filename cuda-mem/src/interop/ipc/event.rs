@@ -7,6 +7,7 @@ use crate::base::error::{ErrorKind, Result};
 use crate::driver::raw;
 use crate::stream::context::Context;
 use crate::stream::event::Event;
+use crate::stream::recording;
 
 impl Event {
     /// A handle with which another process opens this event, through [`Context::import_event`]. The event must come
@@ -19,12 +20,15 @@ impl Event {
     pub fn export(&self) -> Result<EventHandle> {
         let table = self.context().driver().table();
         let _current = self.context().bind()?;
-        // SAFETY: the event is live and its context current.
-        unsafe { raw::ipc::export_event(table, self.as_raw()) }
-            .map_err(|error| {
-                error.asked(|| "an event, which must be made to be interprocess".to_owned())
-            })
-            .map(EventHandle)
+        // As for pools.
+        recording::relaxed_while_capturing(table, || {
+            // SAFETY: the event is live and its context current.
+            unsafe { raw::ipc::export_event(table, self.as_raw()) }
+        })
+        .map_err(|error| {
+            error.asked(|| "an event, which must be made to be interprocess".to_owned())
+        })
+        .map(EventHandle)
     }
 }
 
@@ -44,9 +48,12 @@ impl Context {
     #[track_caller]
     pub fn import_event(&self, handle: &EventHandle) -> Result<Event> {
         let current = self.bind()?;
-        // SAFETY: this context is current. A driver wrote the handle: handles come from `export`, or from
-        // `from_bytes` and `from_raw`, whose callers vouch for it.
-        let raw = unsafe { raw::ipc::import_event(self.driver().table(), handle.0) };
+        let table = self.driver().table();
+        let raw = recording::relaxed_while_capturing(table, || {
+            // SAFETY: this context is current. A driver wrote the handle: handles come from `export`, or from
+            // `from_bytes` and `from_raw`, whose callers vouch for it.
+            unsafe { raw::ipc::import_event(table, handle.0) }
+        });
         drop(current);
         let raw = raw.map_err(|error| {
             // Measured: the driver's answer when the event's context is gone.

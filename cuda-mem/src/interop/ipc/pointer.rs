@@ -16,7 +16,7 @@ use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::buffer::Loan;
 use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
 use crate::memory::pool;
-use crate::stream::Stream;
+use crate::stream::{Stream, recording};
 
 impl<T: Pod> DeviceBuffer<T> {
     /// The location of this buffer, for another process that imports it with [`ImportedPool::import`]. The pool must
@@ -38,8 +38,11 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         let _ends = pool::no_pool_ends()?;
         let table = self.stream().device().driver().table();
-        // SAFETY: the memory is live, and no pool ends meanwhile.
-        let token = unsafe { raw::ipc::export_pointer(table, self.as_raw()) }.map_err(|error| {
+        let token = recording::relaxed_while_capturing(table, || {
+            // SAFETY: the memory is live, and no pool ends meanwhile.
+            unsafe { raw::ipc::export_pointer(table, self.as_raw()) }
+        })
+        .map_err(|error| {
             error.asked(|| {
                 format!(
                     "{}, which must be memory of a pool that was exported before",
@@ -152,9 +155,11 @@ impl ImportedPool {
         }
         let (driver, raw_pool) = (self.driver(), self.as_raw());
         let address = registry::import_pointer(driver, raw_pool, || {
-            // SAFETY: the pool is live, the caller vouches for the token, and no pool ends meanwhile.
-            unsafe { raw::ipc::import_pointer(driver.table(), raw_pool, token.0) }
-                .map_err(|error| error.asked(|| format!("{bytes} bytes of the {self}")))
+            recording::relaxed_while_capturing(driver.table(), || {
+                // SAFETY: the pool is live, the caller vouches for the token, and no pool ends meanwhile.
+                unsafe { raw::ipc::import_pointer(driver.table(), raw_pool, token.0) }
+            })
+            .map_err(|error| error.asked(|| format!("{bytes} bytes of the {self}")))
         })?;
         let mapping = Box::new(Mapping {
             pool: self.clone(),

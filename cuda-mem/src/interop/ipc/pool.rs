@@ -45,7 +45,8 @@ impl MemoryPool {
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
     /// one; [`System`](ErrorKind::System) if this process cannot open two more descriptors, which is checked first and
-    /// changes nothing; otherwise any driver error. **After a driver error the pool serves no more, and the driver keeps
+    /// changes nothing; [`Capturing`](ErrorKind::Capturing) if a capture of other code forbids it, which changes nothing
+    /// either; otherwise any driver error. **After any other driver error the pool serves no more, and the driver keeps
     /// it until the process ends**, which is reported where it is dropped: it might not survive more. The pool's buffers
     /// stay, and another pool is built.
     ///
@@ -82,7 +83,8 @@ impl MemoryPool {
     ///
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that handle type;
     /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a machine without
-    /// one; otherwise any driver error. **After a driver error the pool serves no more, and the driver keeps it until the
+    /// one; [`Capturing`](ErrorKind::Capturing) if a capture of other code forbids it, which changes nothing; otherwise
+    /// any driver error. **After any other driver error the pool serves no more, and the driver keeps it until the
     /// process ends:** it might not survive more.
     #[cfg(windows)]
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
@@ -122,9 +124,12 @@ impl MemoryPool {
         let _ends = pool::no_pool_ends()?;
         // Checked again, now that no other thread exports it.
         self.require_healthy()?;
-        export().map_err(|error| {
-            // With any kind of handle (measured, R127, R192).
-            if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
+        // As for the access of imported pools, see `beside_captures`.
+        recording::relaxed_while_capturing(self.driver().table(), export).map_err(|error| {
+            // With any kind of handle (measured, R127, R192). What a capture of other code refuses can be tried again.
+            let is_harmless =
+                matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::Capturing);
+            if error.code().is_some() && !is_harmless {
                 self.note_failed_export();
             }
             error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
@@ -265,7 +270,10 @@ impl ImportedPool {
 
     #[track_caller]
     fn open(device: &Device, import: impl FnOnce() -> Result<CUmemoryPool>) -> Result<Self> {
-        let raw = registry::import_pool(device.driver(), import)?;
+        let driver = device.driver();
+        let raw = registry::import_pool(driver, || {
+            recording::relaxed_while_capturing(driver.table(), import)
+        })?;
         // Owned from here, so that a failure below releases it.
         let pool = Self(Arc::new(Inner {
             device: *device,
