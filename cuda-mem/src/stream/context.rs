@@ -214,16 +214,16 @@ impl Driver {
             ));
         }
         let table = self.table();
-        // SAFETY: the driver is initialised.
-        let before = unsafe { raw::context::current(table) }?;
+        // What is current stays on the thread's stack: its owner may have destroyed it, and then it must not be made
+        // current again (R84).
         // SAFETY: the caller vouches for the context.
-        unsafe { raw::context::set_current(table, raw) }?;
+        unsafe { raw::context::push(table, raw) }?;
         // SAFETY: a live context is current.
         let device = unsafe { raw::context::device(table) };
-        // SAFETY: it was current until now.
-        let restored = unsafe { raw::context::set_current(table, before) };
+        // SAFETY: the driver is initialised; this takes away what was pushed above.
+        let popped = unsafe { raw::context::pop(table) };
         let device = device?;
-        restored?;
+        popped?;
         let device = self
             .devices()?
             .into_iter()

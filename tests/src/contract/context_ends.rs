@@ -215,6 +215,27 @@ fn a_guard_survives_the_end_of_a_foreign_context(env: &Environment) -> Result<()
     set_current(env.driver, null_mut())
 }
 
+/// What is current is another library's, which has destroyed it.
+#[apply(case_alone)]
+fn a_context_is_handed_in_where_a_destroyed_one_is_current(env: &Environment) -> Result<()> {
+    let (pool, context) = (env.pool()?, env.context()?);
+    let handed_in = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
+    let foreign = Foreign::new(env)?;
+    let (guard, destroyed) = (context.bind()?, foreign.1);
+    drop(foreign);
+    drop(guard);
+    ensure!(current(env.driver)? == destroyed);
+    // SAFETY: it ends after everything that is made in it here.
+    let other = unsafe { env.driver.context_from_raw(handed_in.1) }?;
+    ensure!(other.device() == env.device()?);
+    ensure!(current(env.driver)? == destroyed);
+    use_context(&pool, &other)?;
+    ensure!(current(env.driver)? == destroyed);
+    use_context(&pool, &context)?;
+    set_current(env.driver, null_mut())
+}
+
 /// Only a primary context is known to have ended.
 #[apply(case_alone)]
 fn a_guard_puts_back_a_foreign_context_although_the_primary_one_has_ended(
