@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
 use cuda_mem::{Access, Device, ErrorKind, MemoryPool};
 
 use super::{Pair, open_pool, pair};
 use crate::environment::Environment;
+use crate::handles;
 use crate::hold::hold;
 
 /// It is refused without a word from the driver, and nothing is changed.
@@ -124,5 +126,61 @@ fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<
     pool.set_access([(devices[1], Access::ReadWrite)])?;
     let buffer = pool.alloc_from(stream, &[5_u8; 10])?;
     ensure!(buffer.to_vec()? == [5; 10]);
+    Ok(())
+}
+
+/// Closing takes the access of peers back first.
+#[apply(case_of_two_alone)]
+fn a_pool_that_cannot_be_closed_is_open_to_its_peers_as_before(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let Pair {
+        devices, streams, ..
+    } = pair(env)?;
+    // Pools of other kinds are kept instead of destroyed.
+    let pool = MemoryPool::builder(&devices[0])
+        .handle_types(handles::KIND)
+        .accessible_from([&devices[1]])
+        .build()?;
+    let refuse = |function| {
+        control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_NOT_PERMITTED);
+    };
+    let fail_to_close = |pool: MemoryPool| -> Result<MemoryPool> {
+        let failed = pool.close().err().context("it was closed")?;
+        ensure!(failed.error.function() == Some("cuMemPoolDestroy"));
+        failed.object.context("the pool did not come back")
+    };
+    let use_there = |pool: &MemoryPool| -> cuda_mem::Result<Vec<u8>> {
+        let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
+        buffer.on(&streams[1])?.fill(7)?;
+        let bytes = buffer.to_vec()?;
+        buffer.free_sync()?;
+        Ok(bytes)
+    };
+    ensure!(use_there(&pool)? == [7; 100]);
+    streams[1].synchronize()?;
+
+    refuse("cuMemPoolDestroy");
+    let pool = fail_to_close(pool)?;
+    ensure!(pool.access(&devices[1])? == Access::ReadWrite);
+    ensure!(use_there(&pool)? == [7; 100]);
+    streams[1].synchronize()?;
+
+    // Access cannot be given again: what the driver says is what this crate says.
+    refuse("cuMemPoolDestroy");
+    control.fail_without_effect("cuMemPoolSetAccess", 2, CUresult::CUDA_ERROR_NOT_PERMITTED);
+    let pool = fail_to_close(pool)?;
+    ensure!(pool.access(&devices[1])? == Access::None);
+    let refused = use_there(&pool);
+    ensure!(
+        refused
+            .is_err_and(|error| error.kind() == ErrorKind::InvalidValue && error.code().is_none()),
+        "the other device has lost access"
+    );
+    streams[0].synchronize()?;
+    pool.set_access([(devices[1], Access::ReadWrite)])?;
+    ensure!(use_there(&pool)? == [7; 100]);
+    streams[1].synchronize()?;
+    pool.close()?;
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())
 }

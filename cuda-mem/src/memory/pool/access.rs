@@ -374,16 +374,31 @@ impl Inner {
         self.driver
             .require_same(device.driver(), format_args!("{device} and the pool"))
     }
+
+    /// The pool was not ended after all, so the devices get their access back. If the driver refuses, they count as
+    /// devices without it from now on.
+    pub(super) fn grant_again(&mut self, pending_destroy: &PendingDestroy) {
+        if set_all(pending_destroy, Access::ReadWrite).is_err() {
+            for device in self.granted.get_mut().drain(..) {
+                *self.reach.get_mut() &= !bit(device);
+            }
+        }
+    }
 }
 
 /// Revokes the access that was granted, before the driver may reuse the handle for another pool (R27).
 pub(super) fn withdraw(pending_destroy: &PendingDestroy) -> Result<()> {
+    set_all(pending_destroy, Access::None)
+}
+
+/// Sets the access of all devices that this crate granted any.
+fn set_all(pending_destroy: &PendingDestroy, access: Access) -> Result<()> {
     let entries: Vec<_> = pending_destroy
         .granted
         .iter()
         .map(|device| CUmemAccessDesc {
             location: Location::Device(*device).to_raw(),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            flags: access.to_raw(),
         })
         .collect();
     if entries.is_empty() {

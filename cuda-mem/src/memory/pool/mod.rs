@@ -259,7 +259,9 @@ impl MemoryPool {
     /// # Errors
     ///
     /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host has not
-    /// seen complete: synchronise the streams first. The error contains the pool, unless the driver may have destroyed it despite the error.
+    /// seen complete: synchronise the streams first. The error contains the pool, unless the driver may have destroyed it
+    /// despite the error. It is accessible from other devices as before, or, if the driver refuses that, from none:
+    /// [`access`](Pool::access) tells.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -296,6 +298,7 @@ impl MemoryPool {
             Ok(true) => pending_destroy.is_at_rest(),
             other => other,
         };
+        let was_idle = matches!(quiet, Ok(true));
         let ended_well = match quiet {
             Ok(true) => pending_destroy.end(),
             Ok(false) => Err(Error::memory_in_use()),
@@ -317,6 +320,9 @@ impl MemoryPool {
                 }
             }
             Err(error) if error.had_no_effect() => {
+                if was_idle {
+                    inner.grant_again(&pending_destroy);
+                }
                 ledger::restore(&item, ended);
                 Err(Failed::new(error, Self::share(inner)))
             }
