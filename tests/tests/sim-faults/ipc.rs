@@ -7,8 +7,9 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::base::drop_counts;
 use cuda_mem::driver::HandleTypes;
-use cuda_mem::interop::{Channel, EventHandle, ImportedPool};
+use cuda_mem::interop::{CaptureMode, Channel, EventHandle, ImportedPool};
 use cuda_mem::sys::{CUresult, CUstream, DriverTable};
 use cuda_mem::{DeviceBuffer, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_mem_tests::environment::Environment;
@@ -236,6 +237,62 @@ mod returns {
                 .fail_without_effect("cuMemFreeAsync", 1, CUresult(1));
             there.give_back(received)?;
             Ok(end.recv_timeout(LIMIT)??)
+        })
+    }
+
+    /// It was dropped while its stream was captured, and then its context was lost.
+    #[apply(case)]
+    fn a_buffer_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
+        lend(env, |_there, received, end| {
+            let (other, control) = (env.stream()?, env.control()?);
+            let stream = received.stream().clone();
+            let counts = drop_counts();
+            stream.capture(CaptureMode::Relaxed, |_| {
+                drop(received);
+                for nth in 1..=100 {
+                    control.fail("cuStreamQuery", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+                }
+                Ok(())
+            })?;
+            for _ in 0..8 {
+                other.synchronize()?;
+            }
+            control.clear_faults();
+            let failures = drop_counts().failures - counts.failures;
+            let waiting = drop_counts().waiting;
+            let end = end.recv_timeout(LIMIT).context("the lender waits")?;
+            let end = end.err().context("it is not given back")?;
+            ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
+            ensure!(end.to_string().contains("cuStreamQuery"), "{end}");
+            ensure!(failures == 2, "it was reported {failures} times");
+            ensure!(waiting == counts.waiting, "{waiting} wait");
+            Ok(())
+        })
+    }
+
+    /// Another failure is reported once, and the buffer is released when the driver answers.
+    #[apply(case)]
+    fn a_buffer_whose_stream_gives_no_answer_is_tried_again(env: &Environment) -> Result<()> {
+        lend(env, |_there, received, end| {
+            let (other, control) = (env.stream()?, env.control()?);
+            let stream = received.stream().clone();
+            let before = drop_counts().failures;
+            stream.capture(CaptureMode::Relaxed, |_| {
+                drop(received);
+                for nth in 1..=100 {
+                    control.fail("cuStreamQuery", nth, CUresult::CUDA_ERROR_UNKNOWN);
+                }
+                Ok(())
+            })?;
+            for _ in 0..8 {
+                other.synchronize()?;
+            }
+            let failures = drop_counts().failures - before;
+            control.clear_faults();
+            env.context()?.synchronize()?;
+            end.recv_timeout(LIMIT).context("the lender waits")??;
+            ensure!(failures == 1, "it was reported {failures} times");
+            Ok(())
         })
     }
 

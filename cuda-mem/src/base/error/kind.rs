@@ -79,6 +79,11 @@ impl ErrorKind {
     pub(crate) fn is_of_ended_context(self) -> bool {
         matches!(self, Self::InvalidContext | Self::ContextDestroyed)
     }
+
+    /// Whether the driver reports this kind for a context in which nothing works any more.
+    pub(crate) fn is_of_lost_context(self) -> bool {
+        self == Self::DeviceFault || self.is_of_ended_context()
+    }
 }
 
 /// A short phrase, such as `out of memory`.

@@ -62,6 +62,12 @@ impl OrderedRelease for DeferredFree {
         }
         given
     }
+
+    fn abandon(&mut self, failure: &Error) {
+        if let Some(Deallocator::External(owner)) = &self.deallocator {
+            owner.abandon(failure);
+        }
+    }
 }
 
 impl DeferredFree {

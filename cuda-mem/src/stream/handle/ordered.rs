@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cuda_driver_sys::CUstream;
 
 use super::{Inner, Owner, Stream, StreamRef, WeakStream, is_default};
-use crate::base::error::{ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw;
 use crate::stream::context::Context;
@@ -25,6 +25,9 @@ pub(crate) trait OrderedRelease: Send {
     /// An error of kind [`ErrorKind::Capturing`], or one that [is held up](crate::Error::is_held_up), if it cannot be done yet.
     /// `handle` is of the same stream, and may be kept; `None` while the last one is being dropped.
     fn release(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()>;
+
+    /// It cannot be released because of this, and there will be no further attempt.
+    fn abandon(&mut self, _failure: &Error) {}
 }
 
 impl Stream {
@@ -46,6 +49,7 @@ impl Stream {
             default,
             context: self.context().clone(),
             since: epoch::now(),
+            has_failed: false,
         };
         deferred::defer_in_order(order, Box::new(deferred));
     }
@@ -110,6 +114,8 @@ struct Ordered {
     context: Context,
     /// Since when nothing uses it that the stream did not have then.
     since: u64,
+    /// The last query of the stream failed.
+    has_failed: bool,
 }
 
 impl Ordered {
@@ -119,8 +125,24 @@ impl Ordered {
             Err(error) if error.kind() == ErrorKind::Capturing || error.is_held_up() => {
                 Outcome::NotYet
             }
-            Err(error) => Outcome::GivenUp(error),
+            Err(error) => self.give_up(error),
         }
+    }
+
+    fn give_up(&mut self, error: Error) -> Outcome {
+        self.object.abandon(&error);
+        Outcome::GivenUp(error)
+    }
+
+    /// The stream gives no answer. That is reported once. A context that is lost never gives one.
+    fn no_answer(&mut self, error: Error) -> Outcome {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            return Outcome::Again(error);
+        }
+        if error.kind().is_of_lost_context() {
+            return self.give_up(error);
+        }
+        Outcome::NotYet
     }
 
     /// Nothing can be ordered with the stream: it has ended, or is another thread's own. After a caller has waited for
@@ -152,9 +174,12 @@ impl Ordered {
         if self.object.waits_for_stream() {
             match stream.is_done_unless_captured() {
                 Ok(true) => {}
-                Ok(false) => return Outcome::NotYet,
+                Ok(false) => {
+                    self.has_failed = false;
+                    return Outcome::NotYet;
+                }
                 Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
-                Err(error) => return Outcome::Again(error),
+                Err(error) => return self.no_answer(error),
             }
         }
         self.release(stream, Some(handle))
