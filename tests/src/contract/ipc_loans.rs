@@ -1,6 +1,6 @@
 //! Buffers on loan to another process, and how they come back.
 
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -100,14 +100,16 @@ fn several_threads_wait_and_buffers_come_back_in_any_order(env: &Environment) ->
 }
 
 #[apply(case)]
-fn several_threads_wait_and_the_channel_is_closed(env: &Environment) -> Result<()> {
+fn several_threads_wait_and_the_other_end_is_gone(env: &Environment) -> Result<()> {
     four_threads_wait(env, |there, mut received, ends| {
         let buffer = received[2].take().context("given back twice")?;
         there.give_back(buffer)?;
         let (ended, answer) = ends.recv_timeout(LIMIT).context("no wait ended")?;
         ensure!(ended == 2);
         answer?;
-        drop(there);
+        // As where its process dies.
+        // SAFETY: no pointers.
+        unsafe { libc::shutdown(there.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         for _ in 0..3 {
             let (_, answer) = ends.recv_timeout(LIMIT).context("a wait goes on")?;
             ensure!(answer.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
@@ -116,6 +118,59 @@ fn several_threads_wait_and_the_channel_is_closed(env: &Environment) -> Result<(
         drop(received);
         Ok(())
     })
+}
+
+/// The buffers keep what their answers need.
+#[apply(case)]
+fn buffers_outlive_the_channel_that_brought_them(env: &Environment) -> Result<()> {
+    type End = fn(Channel) -> Option<OwnedFd>;
+    let ends: [(&str, End); 2] = [
+        ("dropped", |channel| {
+            drop(channel);
+            None
+        }),
+        ("handed out", |channel| Some(channel.into())),
+    ];
+    for (how, end_channel) in ends {
+        four_threads_wait(env, |there, mut received, ends| {
+            let _socket = end_channel(there);
+            let early = ends.recv_timeout(Duration::from_millis(50));
+            ensure!(
+                early.is_err(),
+                "{how}: a loan has ended while the buffer is in use"
+            );
+            for index in [1, 0, 3, 2] {
+                let buffer = received[index].take().context("dropped twice")?;
+                ensure!(buffer.to_vec()? == [index as u8 + 1; 100]);
+                drop(buffer);
+                let end = ends.recv_timeout(LIMIT);
+                let (ended, answer) = end.context("a wait did not end with its buffer")?;
+                ensure!(
+                    ended == index,
+                    "{how}: {index} was dropped, and {ended} ended"
+                );
+                answer?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Nothing waits for a buffer that was only sent.
+#[apply(case)]
+fn a_channel_whose_buffers_were_sent_is_closed_at_once(env: &Environment) -> Result<()> {
+    let (pool, stream, [here, there], imported) = shared(env)?;
+    let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    here.send_buffer(&buffer)?;
+    // SAFETY: one stream orders everything, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &stream) }?;
+    drop(there);
+    ensure!(has_message(&here), "the end of the channel");
+    let end = here.receive().err().context("a message came")?;
+    ensure!(end.kind() == ErrorKind::PeerGone);
+    ensure!(view.to_vec()? == [7; 100]);
+    Ok(())
 }
 
 #[apply(case)]

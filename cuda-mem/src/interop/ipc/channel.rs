@@ -32,7 +32,8 @@ pub enum Peers {
 /// descriptors, which are close-on-exec from the start.
 ///
 /// If the other process dies, sending and receiving answer [`PeerGone`](crate::ErrorKind::PeerGone), once everything
-/// that it had sent has been read.
+/// that it had sent has been read. The same if it drops its end, but not before the [lent](Self::lend) buffers that it
+/// received through it have been given back: they keep the socket open.
 ///
 /// ```
 /// use cuda_mem::interop::Channel;
@@ -46,9 +47,7 @@ pub enum Peers {
 /// ```
 #[derive(Debug)]
 pub struct Channel {
-    /// Before the socket: fields are dropped in this order.
     pub(super) open: Open,
-    socket: OwnedFd,
     /// Which of the buffers that were sent were given back.
     pub(super) returns: Returns,
 }
@@ -73,8 +72,7 @@ pub struct Listener {
 impl Channel {
     fn new(socket: OwnedFd) -> Self {
         Self {
-            open: Open::new(&socket),
-            socket,
+            open: Open::new(socket),
             returns: Returns::default(),
         }
     }
@@ -194,7 +192,7 @@ impl Channel {
             retry_on_intr(|| {
                 let mut parts = [IoSliceMut::new(&mut bytes)];
                 let flags = RecvFlags::CMSG_CLOEXEC;
-                rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)
+                rustix::net::recvmsg(&self.open, &mut parts, &mut control, flags)
             })
         };
         // This error is reported once if the other end was closed with messages unread; messages that it sent before
@@ -237,15 +235,15 @@ impl Channel {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.open.as_fd()
     }
 }
 
+/// Lent buffers that were received through the channel are still answered, through a copy of the socket; unless this process
+/// has no descriptor left for that: then the other end waits until the socket is closed.
 impl From<Channel> for OwnedFd {
     fn from(channel: Channel) -> Self {
-        let Channel { open, socket, .. } = channel;
-        drop(open);
-        socket
+        channel.open.into_socket()
     }
 }
 

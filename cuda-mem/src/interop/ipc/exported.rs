@@ -14,7 +14,8 @@ use crate::memory::buffer::DeviceBuffer;
 impl Channel {
     /// Lends a buffer to the other process until that gives it back, drops it or dies. Sends it as
     /// [`send_buffer`](Self::send_buffer) does. Several buffers may be on loan at a time, and come back in any order;
-    /// several threads may wait, each for one of them. Meanwhile nothing else may be received at this end.
+    /// several threads may wait, each for one of them. Meanwhile nothing else may be received at this end. If the other
+    /// process drops its channel, the buffers that it has received stay on loan until it is done with them.
     ///
     /// Waits while too many messages are unread at the other end, and meanwhile takes back the buffers that are given back
     /// there.
@@ -79,8 +80,8 @@ impl<T: Pod> ExportedBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with it; work that
-    /// it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not import the
+    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel without having received the buffer. Its
+    /// mapping goes with it; work that it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not import the
     /// buffer, wait for its work or free its mapping; the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it
     /// sent another message, which is lost, and [`System`](ErrorKind::System) if the socket fails; the wait continues when
     /// the guard is dropped, which is at once.

@@ -61,6 +61,11 @@ impl Channel {
     /// the buffer's stream has completed its work, so that the memory exists and holds what was written. See
     /// [`lend`](Self::lend) for a buffer that must not be freed before the other end is done with it.
     ///
+    /// If the other end calls [`give_back`](Self::give_back), that sends a message here: [`receive`](Self::receive) returns
+    /// it, and loans that are waited for pass over it. A process that does neither has to agree with the other end that it
+    /// drops such buffers, which sends nothing: if a few hundred messages are unread, `give_back` waits there until some are
+    /// read here or this end is closed.
+    ///
     /// # Errors
     ///
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
@@ -95,7 +100,8 @@ impl Channel {
     /// If the buffer was [lent](Self::lend), the other end waits for it. [`give_back`](Self::give_back) ends that wait.
     /// Dropping the buffer does too, once a later wait or release in this process finds no work left in its stream, and
     /// space in the channel if too many messages were unread at the other end. If a lent buffer cannot be imported, the
-    /// wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
+    /// wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). A lent buffer may outlive this channel, and keeps its socket
+    /// open.
     ///
     /// # Safety
     ///
@@ -136,7 +142,8 @@ impl Channel {
     }
 
     /// Waits until the work of a received buffer is complete, frees the buffer, and notifies the other end, which waits
-    /// for that in [`ExportedBuffer`](super::ExportedBuffer). Waits while too many messages are unread at the other end.
+    /// for that in [`ExportedBuffer`](super::ExportedBuffer). Waits while too many messages are unread at the other end, so
+    /// for ever if that never receives nor waits for a loan; see [`send_buffer`](Self::send_buffer).
     ///
     /// If the buffer comes back with the error, you can try again. If its stream could not be waited for and it is dropped
     /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,

@@ -1,9 +1,10 @@
 //! The answer to the sender of a buffer.
 
 use std::collections::VecDeque;
-use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::mem::{self, ManuallyDrop};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::{Arc, Weak};
 
 use super::{socket, wire};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -34,11 +35,21 @@ pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
     wire::seal(FAILED, &body)
 }
 
+/// The socket of the answers of a channel.
+#[derive(Debug)]
+enum Through {
+    /// The channel's, which takes it out under the lock before it is closed.
+    Channel(RawFd),
+    /// That of a channel that is gone, or a copy of it.
+    Own(OwnedFd),
+    /// The channel is closed. Only buffers that nobody waits for outlive that.
+    Closed,
+}
+
 /// Sends the answers of a channel.
 #[derive(Debug)]
 struct Answers {
-    /// `None` when the channel is closed, which some that answer outlive.
-    socket: Option<RawFd>,
+    socket: Through,
     /// Those that found too many messages unread at the other end. The channel is not closed for that: the other end would
     /// take it for the end of this process, and use the memory of buffers that are still in use here.
     unsent: VecDeque<Vec<u8>>,
@@ -50,12 +61,15 @@ impl Answers {
     /// Sends what it can without waiting. Returns whether nothing is left. If it fails, the channel is closed in both
     /// directions, so that the other end does not wait for ever.
     fn send(&mut self) -> Result<bool> {
-        let Some(number) = self.socket else {
-            self.unsent.clear();
-            return Ok(true);
+        let there = match &self.socket {
+            // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
+            Through::Channel(number) => unsafe { BorrowedFd::borrow_raw(*number) },
+            Through::Own(socket) => socket.as_fd(),
+            Through::Closed => {
+                self.unsent.clear();
+                return Ok(true);
+            }
         };
-        // SAFETY: the channel is open: it takes the descriptor out under the lock before it is closed.
-        let there = unsafe { BorrowedFd::borrow_raw(number) };
         while let Some(answer) = self.unsent.front() {
             match socket::send_now(there, answer) {
                 Ok(true) => drop(self.unsent.pop_front()),
@@ -71,7 +85,8 @@ impl Answers {
     }
 }
 
-/// The socket of a channel, for objects that may outlive the channel.
+/// The answers of a channel, for objects that may outlive it. The socket stays open while one of them is left: the other
+/// end would take its end for that of this process, and use the memory of buffers that are still in use here.
 #[derive(Clone, Debug)]
 struct Socket(Arc<Lock<Answers>>);
 
@@ -92,47 +107,91 @@ impl Socket {
         }
     }
 
+    /// The channel ends. If anything is left that answers, it takes the socket from `socket`.
+    fn outlive(&self, socket: impl FnOnce() -> Option<OwnedFd>) {
+        // In a fork this is a copy.
+        if let Some(mut answers) = self.0.lock_unless_forked() {
+            answers.socket = match Arc::strong_count(&self.0) {
+                1 => Through::Closed,
+                _ => socket().map_or(Through::Closed, Through::Own),
+            };
+        }
+    }
+}
+
+/// As [`Socket`], for buffers that nobody waits for: they do not keep the socket open.
+#[derive(Debug)]
+struct WeakSocket(Weak<Lock<Answers>>);
+
+impl WeakSocket {
+    fn send(&self, answer: Vec<u8>) {
+        if let Some(answers) = self.0.upgrade() {
+            Socket(answers).send(answer);
+        }
+    }
+
     /// Tells channels apart while something has the socket.
     fn identity(&self) -> usize {
-        Arc::as_ptr(&self.0).addr()
+        self.0.as_ptr().addr()
     }
 }
 
-/// Part of a channel, dropped before its socket is closed or handed out.
+/// The socket of a channel.
 #[derive(Debug)]
-pub(super) struct Open(Socket);
+pub(super) struct Open {
+    answers: Socket,
+    socket: ManuallyDrop<OwnedFd>,
+}
 
 impl Open {
-    pub(super) fn new(socket: &OwnedFd) -> Self {
-        Self(Socket(Arc::new(Lock::new(Answers {
-            socket: Some(socket.as_raw_fd()),
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        let answers = Answers {
+            socket: Through::Channel(socket.as_raw_fd()),
             unsent: VecDeque::new(),
             is_deferred: false,
-        }))))
+        };
+        Self {
+            answers: Socket(Arc::new(Lock::new(answers))),
+            socket: ManuallyDrop::new(socket),
+        }
     }
-}
 
-impl Open {
     /// What [`Loan::channel`] is for buffers of this channel.
     pub(super) fn identity(&self) -> usize {
-        self.0.identity()
+        Arc::as_ptr(&self.answers.0).addr()
     }
 
     /// Sends this answer and those that found no space before, without waiting. Returns whether nothing is left. If it fails,
     /// the channel is closed in both directions.
     pub(super) fn send_answers(&self, answer: Option<Vec<u8>>) -> Result<bool> {
-        let mut answers = self.0.0.lock()?;
+        let mut answers = self.answers.0.lock()?;
         answers.unsent.extend(answer);
         answers.send()
+    }
+
+    /// Hands the socket out. Lent buffers are answered through a copy of it; not if this process has no descriptor left.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        let open = ManuallyDrop::new(self);
+        // SAFETY: `open` is not dropped, nor used again.
+        let answers = unsafe { ptr::read(&raw const open.answers) };
+        // SAFETY: as above.
+        let socket = ManuallyDrop::into_inner(unsafe { ptr::read(&raw const open.socket) });
+        answers.outlive(|| socket.try_clone().ok());
+        socket
+    }
+}
+
+impl AsFd for Open {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // In a fork this is a copy.
-        if let Some(mut answers) = self.0.0.lock_unless_forked() {
-            answers.socket = None;
-        }
+        // SAFETY: it is not used again.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        self.answers.outlive(|| Some(socket));
     }
 }
 
@@ -151,9 +210,9 @@ enum Answer {
 #[derive(Debug)]
 pub(super) struct Received {
     number: u64,
-    /// The sender waits for an answer.
-    is_lent: bool,
-    socket: Socket,
+    socket: WeakSocket,
+    /// If the sender waits for an answer: keeps the socket open until that is sent.
+    lent: Option<Socket>,
     answer: Lock<Answer>,
 }
 
@@ -161,8 +220,8 @@ impl Received {
     pub(super) fn new(open: &Open, number: u64, is_lent: bool) -> Self {
         Self {
             number,
-            is_lent,
-            socket: open.0.clone(),
+            socket: WeakSocket(Arc::downgrade(&open.answers.0)),
+            lent: is_lent.then(|| open.answers.clone()),
             answer: Lock::new(Answer::Release),
         }
     }
@@ -191,7 +250,7 @@ impl Received {
                 let _ = stream.as_ref().wait_unless_captured();
                 Some(words)
             }
-            Answer::Release if !self.is_lent => return,
+            Answer::Release if self.lent.is_none() => return,
             Answer::Release => failure.map(ToString::to_string),
         };
         if let Some(words) = failure {
@@ -210,7 +269,7 @@ impl Received {
         let words = match self.take_answer() {
             Answer::Caller => return,
             Answer::Failed(words) => words,
-            Answer::Release if !self.is_lent => return,
+            Answer::Release if self.lent.is_none() => return,
             Answer::Release => failure.to_string(),
         };
         self.socket.send(failed(self.number, &words));
