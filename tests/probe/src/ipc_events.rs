@@ -17,7 +17,11 @@ fn event(env: &Environment, flags: u32) -> Result<CUevent> {
     Ok(event)
 }
 
-fn handle(env: &Environment, event: CUevent) -> (CUresult, CUipcEventHandle) {
+pub(crate) fn shared_event(env: &Environment) -> Result<CUevent> {
+    event(env, SHARED)
+}
+
+pub(crate) fn handle(env: &Environment, event: CUevent) -> (CUresult, CUipcEventHandle) {
     let mut handle = CUipcEventHandle::default();
     let code = cu!(env, cuIpcGetEventHandle(&raw mut handle, event));
     (code, handle)

@@ -5,7 +5,7 @@ mod calls;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use self::calls::{CALLS, Scene};
+use self::calls::{CALLS, Scene, Shared, is_of_sharing};
 use crate::environment::{Environment, cu, name, size};
 use crate::recorder::{self, alloc_node, begin, ended, exchange, free_node, instantiate, status};
 
@@ -41,6 +41,9 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
             graph: graph_with_memory(env)?,
             exec: instantiate(env, graph_with_memory(env)?, 0)?,
             unused: env.pool(0)?,
+            shared: is_of_sharing(part)
+                .then(|| Shared::new(env, stream))
+                .transpose()?,
             stream,
             other,
             pool,

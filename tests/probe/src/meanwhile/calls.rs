@@ -1,11 +1,15 @@
 //! The calls that are made during a capture.
 
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use anyhow::Result;
 use cuda_driver_sys::*;
 
 use crate::environment::{Environment, OK, cu};
+use crate::ipc_events;
 use crate::recorder::{begin, try_instantiate, try_launch};
+use crate::share::{self, DESCRIPTOR, Token};
 
 /// What a call during a capture has at hand: made before it, but for `captured`.
 pub(super) struct Scene {
@@ -26,6 +30,53 @@ pub(super) struct Scene {
     pub(super) graph: CUgraph,
     pub(super) exec: CUgraphExec,
     pub(super) unused: CUmemoryPool,
+    /// For the calls that [`is_of_sharing`] names.
+    pub(super) shared: Option<Shared>,
+}
+
+/// What is shared with other processes, and imported in this one.
+pub(super) struct Shared {
+    /// A pool that was exported, and memory of it.
+    pool: CUmemoryPool,
+    block: CUdeviceptr,
+    descriptor: OwnedFd,
+    token: Token,
+    imported: CUmemoryPool,
+    event: CUevent,
+    handle: CUipcEventHandle,
+}
+
+impl Shared {
+    pub(super) fn new(env: &Environment, stream: CUstream) -> Result<Self> {
+        let pool = share::shared_pool(env)?;
+        let block = env.alloc(pool, 1000, stream)?;
+        let (code, descriptor) = share::export(env, pool, DESCRIPTOR, 0);
+        env.fine("cuMemPoolExportToShareableHandle", code)?;
+        let descriptor = share::own(descriptor);
+        let (code, imported) = share::import(env, descriptor.as_raw_fd(), DESCRIPTOR, 0);
+        env.fine("cuMemPoolImportFromShareableHandle", code)?;
+        let (code, token) = share::token(env, block);
+        env.fine("cuMemPoolExportPointer", code)?;
+        let event = ipc_events::shared_event(env)?;
+        let (code, handle) = ipc_events::handle(env, event);
+        env.fine("cuIpcGetEventHandle", code)?;
+        Ok(Self {
+            pool,
+            block,
+            descriptor,
+            token,
+            imported,
+            event,
+            handle,
+        })
+    }
+}
+
+/// Whether a call needs what is shared, of which each takes descriptors.
+pub(super) fn is_of_sharing(part: &str) -> bool {
+    ["Shareable", "Pointer", "Ipc"]
+        .iter()
+        .any(|word| part.contains(word))
 }
 
 // SAFETY: handles of the driver may be used from any thread.
@@ -64,7 +115,15 @@ fn join(env: &Environment, scene: &Scene, back: bool) -> CUresult {
     cu!(env, cuStreamWaitEvent(scene.stream, scene.event, 0))
 }
 
-pub(super) const CALLS: [(&str, Call); 80] = [
+/// A call with what is shared, which is there for it.
+fn sharing(scene: &Scene, call: impl FnOnce(&Shared) -> CUresult) -> CUresult {
+    scene
+        .shared
+        .as_ref()
+        .map_or(CUresult::CUDA_ERROR_UNKNOWN, call)
+}
+
+pub(super) const CALLS: [(&str, Call); 86] = [
     ("nothing", |_, _| OK),
     ("alloc", |env, s| {
         let mut out = 0;
@@ -340,5 +399,32 @@ pub(super) const CALLS: [(&str, Call); 80] = [
     ("cuDevicePrimaryCtxRetain", |env, _| {
         let mut context = std::ptr::null_mut();
         cu!(env, cuDevicePrimaryCtxRetain(&raw mut context, 0))
+    }),
+    ("cuMemPoolExportToShareableHandle", |env, s| {
+        sharing(s, |it| {
+            let (code, descriptor) = share::export(env, it.pool, DESCRIPTOR, 0);
+            if code == OK {
+                drop(share::own(descriptor));
+            }
+            code
+        })
+    }),
+    ("cuMemPoolImportFromShareableHandle", |env, s| {
+        sharing(s, |it| {
+            share::import(env, it.descriptor.as_raw_fd(), DESCRIPTOR, 0).0
+        })
+    }),
+    ("cuMemPoolExportPointer", |env, s| {
+        sharing(s, |it| share::token(env, it.block).0)
+    }),
+    ("cuMemPoolImportPointer", |env, s| {
+        sharing(s, |it| share::open(env, it.imported, &it.token).0)
+    }),
+    ("cuIpcGetEventHandle", |env, s| {
+        sharing(s, |it| ipc_events::handle(env, it.event).0)
+    }),
+    // Refused in any case: the event is this process's own. A capture that forbids the call is lost all the same.
+    ("cuIpcOpenEventHandle of an own event", |env, s| {
+        sharing(s, |it| ipc_events::open(env, it.handle).0)
     }),
 ];

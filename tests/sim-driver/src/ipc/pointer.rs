@@ -166,7 +166,9 @@ exports! {
         _, out: Out<CUmemPoolPtrExportData>, address: CUdeviceptr
     ) {
         out.required()?;
-        out.write(state()?.export_pointer(address)?)
+        let mut state = state()?;
+        state.refuse_while_recording()?;
+        out.write(state.export_pointer(address)?)
     }
 
     plain fn cuMemPoolImportPointer(
@@ -174,7 +176,9 @@ exports! {
     ) {
         out.required()?;
         let data = data.as_input().read()?;
-        out.write(state()?.import_pointer(pool, &data)?)
+        let mut state = state()?;
+        state.refuse_while_recording()?;
+        out.write(state.import_pointer(pool, &data)?)
     }
 }
 

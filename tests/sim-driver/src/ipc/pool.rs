@@ -182,7 +182,9 @@ exports! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        state()?.export_pool(pool, kind.0, handle)
+        let mut state = state()?;
+        state.refuse_while_recording()?;
+        state.export_pool(pool, kind.0, handle)
     }
 
     plain fn cuMemPoolImportFromShareableHandle(
@@ -197,6 +199,7 @@ exports! {
                 if !state.configuration.has_shared_handles() {
                     return Err(not_supported);
                 }
+                state.refuse_while_recording()?;
                 let id = state.import_pool(shared_handle(handle))?;
                 out.write(to_handle(id))
             }
