@@ -148,7 +148,7 @@ pub(crate) const fn lookup(code: u32) -> Option<(&'static str, &'static str)> {
         )),
         226 => Some((
             "CUDA_ERROR_CONTAINED",
-            "a fault was contained, and the work that met it was lost",
+            "the GPU contained a fault; this process cannot use it any more",
         )),
         227 => Some((
             "CUDA_ERROR_INSUFFICIENT_LOADER_VERSION",
@@ -266,7 +266,7 @@ pub(crate) const fn lookup(code: u32) -> Option<(&'static str, &'static str)> {
         )),
         721 => Some((
             "CUDA_ERROR_TENSOR_MEMORY_LEAK",
-            "a kernel ended without freeing its tensor memory",
+            "a kernel ended without freeing its tensor memory; this process cannot use the GPU any more",
         )),
         800 => Some(("CUDA_ERROR_NOT_PERMITTED", "this process may not do that")),
         801 => Some((
@@ -307,7 +307,7 @@ pub(crate) const fn lookup(code: u32) -> Option<(&'static str, &'static str)> {
         )),
         810 => Some((
             "CUDA_ERROR_MPS_CLIENT_TERMINATED",
-            "the MPS server ended this client",
+            "the MPS server ended this client; this process cannot use the GPU any more",
         )),
         811 => Some((
             "CUDA_ERROR_CDP_NOT_SUPPORTED",

@@ -44,7 +44,7 @@ pub enum ErrorKind {
     TimedOut,
     /// The communicator was aborted. A new one can be joined.
     Aborted,
-    /// Device code or hardware failed; the context and everything in it are lost.
+    /// Device code or hardware failed, or the MPS server ended this client; the context and everything in it are lost.
     DeviceFault,
     /// The object cannot be closed, or changed in this way, while it is in use.
     InUse,
@@ -158,11 +158,14 @@ pub(super) fn kind_of(code: CUresult) -> ErrorKind {
         CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
             ErrorKind::InvalidDevice
         }
-        CUresult::CUDA_ERROR_NOT_SUPPORTED => ErrorKind::NotSupported,
+        CUresult::CUDA_ERROR_NOT_SUPPORTED
+        | CUresult::CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER
+        | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => ErrorKind::NotSupported,
         CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::NotPermitted,
         CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
         CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
         CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_TIMEOUT => ErrorKind::TimedOut,
         CUresult::CUDA_ERROR_INVALID_IMAGE
         | CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
         | CUresult::CUDA_ERROR_INVALID_PTX
@@ -192,7 +195,10 @@ pub(super) fn kind_of(code: CUresult) -> ErrorKind {
         | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
         | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
         | CUresult::CUDA_ERROR_INVALID_PC
-        | CUresult::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceFault,
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED
+        | CUresult::CUDA_ERROR_CONTAINED
+        | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+        | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED => ErrorKind::DeviceFault,
         _ => ErrorKind::Other,
     }
 }

@@ -243,6 +243,41 @@ fn a_driver_error_says_function_code_and_request() {
     }
 }
 
+/// The driver serves a process no more after these.
+#[test]
+fn codes_that_end_the_process_are_faults_of_the_device() {
+    for code in [
+        CUresult::CUDA_ERROR_CONTAINED,
+        CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+        CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    ] {
+        let error = Error::driver("cuStreamSynchronize", code);
+        assert_eq!(error.kind(), ErrorKind::DeviceFault, "{error}");
+        assert!(!error.had_no_effect(), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("end the process"), "{text}");
+    }
+}
+
+#[test]
+fn codes_of_refusals_and_limits_have_their_kinds() {
+    for (code, kind) in [
+        (
+            CUresult::CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER,
+            ErrorKind::NotSupported,
+        ),
+        (
+            CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            ErrorKind::NotSupported,
+        ),
+        (CUresult::CUDA_ERROR_TIMEOUT, ErrorKind::TimedOut),
+    ] {
+        let error = Error::driver("cuX", code);
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(error.had_no_effect(), kind == ErrorKind::NotSupported);
+    }
+}
+
 #[test]
 fn only_an_answer_without_effect_leaves_the_memory_there() {
     assert!(took_effect(&Ok(())));
