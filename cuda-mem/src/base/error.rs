@@ -64,6 +64,7 @@ impl Error {
         | Cause::NoDevice { asked, .. }
         | Cause::Logged { asked, .. }
         | Cause::Code { asked, .. }
+        | Cause::Meant { asked, .. }
         | Cause::Nvml { asked, .. }
         | Cause::Nccl { asked, .. }
         | Cause::Errno { asked, .. } = &mut *self.0
@@ -224,9 +225,14 @@ impl Error {
     #[must_use]
     pub(crate) fn meaning(self, when: CUresult, kind: ErrorKind, meaning: &'static str) -> Self {
         match *self.0 {
-            Cause::Driver { function, code, .. } if code == when => Self::from(Cause::Meant {
+            Cause::Driver {
                 function,
                 code,
+                asked,
+            } if code == when => Self::from(Cause::Meant {
+                function,
+                code,
+                asked,
                 kind,
                 meaning,
             }),

@@ -126,10 +126,11 @@ pub(super) enum Cause {
         what: &'static str,
         error: std::io::Error,
     },
-    #[error("{function} answered {code}: {meaning}")]
+    #[error("{function} answered {code}{}: {meaning}", Asked(asked))]
     Meant {
         function: &'static str,
         code: CUresult,
+        asked: Option<String>,
         kind: ErrorKind,
         meaning: &'static str,
     },

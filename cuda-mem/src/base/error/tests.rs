@@ -158,6 +158,7 @@ fn samples() -> Vec<Error> {
         Cause::Meant {
             function: "cuIpcOpenMemHandle_v2",
             code,
+            asked: asked(),
             kind: ErrorKind::PeerGone,
             meaning: "the other process is gone",
         },
@@ -276,6 +277,22 @@ fn codes_of_refusals_and_limits_have_their_kinds() {
         assert_eq!(error.kind(), kind, "{error}");
         assert_eq!(error.had_no_effect(), kind == ErrorKind::NotSupported);
     }
+}
+
+#[test]
+fn an_error_with_a_meaning_says_the_request() {
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    let error = || Error::driver("cuMemPoolImportFromShareableHandle", code);
+    let means = |error: Error| error.meaning(code, ErrorKind::InvalidValue, "it is no pool");
+    for error in [
+        means(error().asked(|| "descriptor 7".to_owned())),
+        means(error()).asked(|| "descriptor 7".to_owned()),
+    ] {
+        let text = error.to_string();
+        assert!(text.ends_with(" (descriptor 7): it is no pool"), "{text}");
+    }
+    let text = means(error()).to_string();
+    assert!(!text.contains("descriptor"), "{text}");
 }
 
 #[test]
