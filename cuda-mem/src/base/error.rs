@@ -266,9 +266,9 @@ impl Error {
     /// code may report an earlier fault of asynchronous work, and the call may have been carried out anyway. The same
     /// holds for NCCL, NVML, gdrcopy and the system.
     ///
-    /// For errors made by [`new`](Self::new), the kind decides: refusals (`InvalidValue`, `InvalidContext`,
-    /// `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `AlreadyRegistered` and similar kinds) had no
-    /// effect.
+    /// For errors made by [`new`](Self::new), the kind decides: `OutOfMemory` and the refusals `InvalidValue`,
+    /// `InvalidContext`, `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `InvalidImage`, `NotFound`,
+    /// `AlreadyRegistered` and `NotRegistered` had no effect. All other kinds may have had one.
     #[must_use]
     pub fn had_no_effect(&self) -> bool {
         let is_refusal = matches!(
