@@ -178,7 +178,8 @@ impl<T> BiasedLock<T> {
         if is_guest(thread) {
             slow.is_guest = true;
         } else if slow.last == thread {
-            slow.streak += 1;
+            // Without a barrier it never ends.
+            slow.streak = slow.streak.saturating_add(1);
         } else {
             slow.last = thread;
             slow.streak = 0;

@@ -74,6 +74,20 @@ fn the_lock_becomes_the_own_of_the_thread_that_comes_often() {
     assert_eq!(*lock.lock(number()), [u64::from(2 * FIRST_STREAK) + 3; 4]);
 }
 
+/// As where no barrier is there, so that it never becomes anybody's own.
+#[test]
+fn a_streak_of_any_length_is_counted() {
+    let lock = BiasedLock::new(number(), 0);
+    lock.owner.store(NOBODY, Ordering::Relaxed);
+    {
+        let mut slow = lock.slow.lock().expect("not poisoned");
+        (slow.last, slow.streak) = (number(), u32::MAX);
+    }
+    *lock.lock(number()) += 1;
+    *lock.lock(number()) += 1;
+    assert_eq!(*lock.lock(number()), 2);
+}
+
 #[test]
 fn the_owner_is_waited_for() {
     let lock = BiasedLock::new(number(), 0);
