@@ -12,6 +12,7 @@
 //! owner.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
@@ -130,10 +131,7 @@ impl<T> BiasedLock<T> {
             // Either this thread sees that the value was taken away, or the thread that took it sees that this one is
             // busy. The bias cannot have come back meanwhile: a thread becomes the owner only by its own action.
             if self.owner.load(Ordering::Relaxed) == owner {
-                return Some(Guard {
-                    lock: self,
-                    held: Held::ByOwner(busy),
-                });
+                return Some(Guard::new(self, Held::ByOwner(busy)));
             }
             busy.store(false, Ordering::Release);
         }
@@ -184,10 +182,7 @@ impl<T> BiasedLock<T> {
             slow.last = thread;
             slow.streak = 0;
         }
-        Guard {
-            lock: self,
-            held: Held::Slowly(ManuallyDrop::new(slow)),
-        }
+        Guard::new(self, Held::Slowly(ManuallyDrop::new(slow)))
     }
 }
 
@@ -220,6 +215,19 @@ enum Held<'a> {
 pub(crate) struct Guard<'a, T> {
     lock: &'a BiasedLock<T>,
     held: Held<'a>,
+    /// Shared between threads only if the value may be: the lock itself is shared for less.
+    _value: PhantomData<&'a mut T>,
+}
+
+impl<'a, T> Guard<'a, T> {
+    #[inline]
+    fn new(lock: &'a BiasedLock<T>, held: Held<'a>) -> Self {
+        Self {
+            lock,
+            held,
+            _value: PhantomData,
+        }
+    }
 }
 
 impl<T> Guard<'_, T> {

@@ -88,6 +88,28 @@ fn a_streak_of_any_length_is_counted() {
     assert_eq!(*lock.lock(number()), 2);
 }
 
+/// Whether a type is `Sync`: the constant of its own comes before that of the trait.
+struct Of<T>(std::marker::PhantomData<T>);
+
+impl<T: Sync> Of<T> {
+    const IS_SYNC: bool = true;
+}
+
+trait Otherwise {
+    const IS_SYNC: bool = false;
+}
+
+impl<T> Otherwise for Of<T> {}
+
+#[test]
+fn a_guard_is_shared_only_if_its_value_is() {
+    const {
+        assert!(Of::<Guard<'_, u64>>::IS_SYNC);
+        assert!(Of::<BiasedLock<std::cell::Cell<u64>>>::IS_SYNC);
+        assert!(!Of::<Guard<'_, std::cell::Cell<u64>>>::IS_SYNC);
+    }
+}
+
 #[test]
 fn the_owner_is_waited_for() {
     let lock = BiasedLock::new(number(), 0);
