@@ -8,6 +8,7 @@
 //! A panic of a thread that holds a lock does not poison it.
 
 use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::{
     Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
@@ -19,13 +20,79 @@ use crate::base::biased::thread;
 use crate::base::error::{Error, Result};
 use crate::base::report;
 
+/// A lock that is not dropped in a fork while a thread has it: nobody finishes what that thread was changing.
+#[derive(Debug, Default)]
+struct KeptIfTaken<L: IsTaken>(ManuallyDrop<L>);
+
+trait IsTaken {
+    /// Whether a thread has the lock. Asked in forks: that thread may not be there.
+    fn is_taken(&self) -> bool;
+}
+
+impl<T> IsTaken for Mutex<T> {
+    fn is_taken(&self) -> bool {
+        matches!(self.try_lock(), Err(TryLockError::WouldBlock))
+    }
+}
+
+impl<T> IsTaken for RwLock<T> {
+    fn is_taken(&self) -> bool {
+        matches!(self.try_write(), Err(TryLockError::WouldBlock))
+    }
+}
+
+impl<T> IsTaken for spin::Mutex<T> {
+    fn is_taken(&self) -> bool {
+        self.is_locked()
+    }
+}
+
+impl<T> IsTaken for BiasedLock<T> {
+    fn is_taken(&self) -> bool {
+        self.is_taken()
+    }
+}
+
+impl<L: IsTaken> KeptIfTaken<L> {
+    const fn new(lock: L) -> Self {
+        Self(ManuallyDrop::new(lock))
+    }
+}
+
+impl<L: IsTaken> Deref for KeptIfTaken<L> {
+    type Target = L;
+
+    #[inline]
+    fn deref(&self) -> &L {
+        &self.0
+    }
+}
+
+impl<L: IsTaken> DerefMut for KeptIfTaken<L> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut L {
+        &mut self.0
+    }
+}
+
+impl<L: IsTaken> Drop for KeptIfTaken<L> {
+    #[inline]
+    fn drop(&mut self) {
+        if report::is_forked() && self.0.is_taken() {
+            return;
+        }
+        // SAFETY: it is dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
 /// A mutex.
 #[derive(Debug, Default)]
-pub(crate) struct Lock<T>(ManuallyDrop<Mutex<T>>);
+pub(crate) struct Lock<T>(KeptIfTaken<Mutex<T>>);
 
 impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(ManuallyDrop::new(Mutex::new(value)))
+        Self(KeptIfTaken::new(Mutex::new(value)))
     }
 
     /// Waits for the lock. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
@@ -63,24 +130,13 @@ impl<T> Lock<T> {
     }
 }
 
-impl<T> Drop for Lock<T> {
-    #[inline]
-    fn drop(&mut self) {
-        if report::is_forked() && matches!(self.0.try_lock(), Err(TryLockError::WouldBlock)) {
-            return;
-        }
-        // SAFETY: it is dropped once, here.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
-    }
-}
-
 /// A reader-writer lock.
 #[derive(Debug, Default)]
-pub(crate) struct SharedLock<T>(RwLock<T>);
+pub(crate) struct SharedLock<T>(KeptIfTaken<RwLock<T>>);
 
 impl<T> SharedLock<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(RwLock::new(value))
+        Self(KeptIfTaken::new(RwLock::new(value)))
     }
 
     /// Waits for writers. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
@@ -117,7 +173,7 @@ impl<T> SharedLock<T> {
 
 /// A spin lock, for critical sections of a few instructions: its release is a plain store.
 #[derive(Debug, Default)]
-pub(crate) struct SpinLock<T>(spin::Mutex<T>);
+pub(crate) struct SpinLock<T>(KeptIfTaken<spin::Mutex<T>>);
 
 impl<T> SpinLock<T> {
     /// Waits for the lock. `None` in a fork.
@@ -129,11 +185,14 @@ impl<T> SpinLock<T> {
 
 /// A lock that needs no locked instruction on the thread that takes it most.
 #[derive(Debug)]
-pub(crate) struct UsualThreadLock<T>(BiasedLock<T>);
+pub(crate) struct UsualThreadLock<T>(KeptIfTaken<BiasedLock<T>>);
 
 impl<T: Default> Default for UsualThreadLock<T> {
     fn default() -> Self {
-        Self(BiasedLock::new(thread::number(), T::default()))
+        Self(KeptIfTaken::new(BiasedLock::new(
+            thread::number(),
+            T::default(),
+        )))
     }
 }
 
@@ -185,7 +244,7 @@ mod tests {
         let (lock, shared, spin) = (
             Lock::new(1),
             SharedLock::new(2),
-            SpinLock(spin::Mutex::new(3)),
+            SpinLock(KeptIfTaken::new(spin::Mutex::new(3))),
         );
         let usual = UsualThreadLock::<u8>::default();
         let once = LockedOnce::new();
@@ -223,6 +282,7 @@ mod tests {
     }
 
     /// A value that is dropped in a fork: it is a mistake there.
+    #[derive(Debug, Default)]
     struct NotInAFork;
 
     impl Drop for NotInAFork {
@@ -234,16 +294,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_fork_does_not_drop_what_was_being_changed() {
-        report::watch_forks();
-        let lock = ManuallyDrop::new(Lock::new(NotInAFork));
-        let held = lock.lock().expect("not a fork");
+    /// Drops a copy of the lock in a fork, which has to end well.
+    fn drop_in_a_fork<L>(lock: &L) {
         // SAFETY: the child only drops the lock and ends with _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: the child uses neither the lock nor the guard afterwards.
-            drop(unsafe { std::ptr::read(&raw const *lock) });
+            // SAFETY: the child uses neither the lock nor its guard afterwards.
+            drop(unsafe { std::ptr::read(lock) });
             // SAFETY: ends the child without running the parent's exit handlers a second time.
             unsafe { libc::_exit(0) };
         }
@@ -252,8 +309,37 @@ mod tests {
         // SAFETY: `status` is valid for a write, and the child is ours.
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!((waited, status), (child, 0));
+    }
+
+    #[test]
+    fn a_fork_does_not_drop_what_was_being_changed() {
+        report::watch_forks();
+        let (lock, shared) = (Lock::new(NotInAFork), SharedLock::new(NotInAFork));
+        let spin = SpinLock::<NotInAFork>::default();
+        let usual = UsualThreadLock::<NotInAFork>::default();
+        let held = lock.lock().expect("not a fork");
+        drop_in_a_fork(&lock);
         drop(held);
-        drop(ManuallyDrop::into_inner(lock));
+        let held = shared.write().expect("not a fork");
+        drop_in_a_fork(&shared);
+        drop(held);
+        let held = shared.read().expect("not a fork");
+        drop_in_a_fork(&shared);
+        drop(held);
+        let held = spin.lock_unless_forked().expect("not a fork");
+        drop_in_a_fork(&spin);
+        drop(held);
+        let held = usual.lock_unless_forked().expect("not a fork");
+        drop_in_a_fork(&usual);
+        drop(held);
+        // The other way to have it: by a thread that is not the usual one.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let held = usual.lock_unless_forked().expect("not a fork");
+                drop_in_a_fork(&usual);
+                drop(held);
+            });
+        });
     }
 
     #[test]

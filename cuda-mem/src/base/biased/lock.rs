@@ -115,6 +115,13 @@ impl<T> BiasedLock<T> {
         self.owner.load(Ordering::Relaxed) / OWNERS as u64 == thread
     }
 
+    /// Whether a thread has the value, or is about to. Does not wait.
+    pub(crate) fn is_taken(&self) -> bool {
+        let is_taken = |busy: &AtomicBool| busy.load(Ordering::Relaxed);
+        self.busy.iter().any(is_taken)
+            || matches!(self.slow.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
     /// As [`lock`](Self::lock), if the lock is biased to this thread.
     #[inline]
     pub(crate) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
