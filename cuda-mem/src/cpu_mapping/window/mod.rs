@@ -67,8 +67,8 @@ use view::{Backend, View};
 /// of pinned memory. They are created when a mapping of that kind opens or at the first copy beyond a limit, which may
 /// wait for a running kernel. The context keeps them for the next mapping.
 ///
-/// **Errors.** Direct mappings fail only on out-of-range access. Mappings of kind [`Copies`](CpuMappingKind::Copies)
-/// return the driver's errors.
+/// **Errors.** Every access outside the mapping is refused. Direct loads and stores cannot fail otherwise. Copies, by a
+/// mapping of kind [`Copies`](CpuMappingKind::Copies) or beyond a limit, return the driver's errors.
 ///
 /// Mappings do not exist in a fork: using one there ends the process.
 ///
@@ -167,7 +167,8 @@ impl<T: Pod> CpuMapping<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an element outside the mapping.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an element outside the mapping. For a mapping of kind copies
+    /// also any driver error.
     #[inline]
     pub fn store(&mut self, index: usize, value: T) -> Result<()> {
         let offset = self.offset(index, 1)?;
@@ -201,7 +202,8 @@ impl<T: Pod> CpuMapping<'_, T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for elements outside the mapping; then nothing is written.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for elements outside the mapping; then nothing is copied. For a
+    /// driver copy also any driver error; then a part may have been copied.
     pub fn write(&mut self, start: usize, from: &[T]) -> Result<()> {
         self.write_bytes_at(self.offset(start, from.len())?, bytemuck::cast_slice(from))
     }
