@@ -138,6 +138,10 @@ impl View {
     pub(super) fn load<T: bytemuck::Pod>(&self, offset: usize) -> T {
         let from = self.at(offset, size_of::<T>());
         if from.addr().is_multiple_of(size_of::<T>()) {
+            // Ordinary memory does without: there the program's own acquire orders the load.
+            if !self.is_host() {
+                mmio::fence_around_load();
+            }
             // SAFETY: as in `read`, and the address is a multiple of the size.
             let value = unsafe { mmio::load_once(from.cast::<T>()) };
             // Later loads must not return older data.

@@ -36,6 +36,9 @@ pub(in crate::cpu_mapping::window) fn fence_after_store(mixed: bool) {
 /// mapping may be of a kind that lies outside the domain that processors share (Arm Architecture Reference Manual,
 /// "Memory barriers"). Linux takes the same ones for its `mb` and `wmb`.
 ///
+/// Ordinary loads of write-combining memory are weakly ordered too, so single ones have both fences: they cost tens of
+/// nanoseconds, a load over the bus about a microsecond. A single load of ordinary memory has neither.
+///
 /// One fence between two consecutive copies serves both.
 #[inline]
 pub(in crate::cpu_mapping::window) fn fence_around_load() {
