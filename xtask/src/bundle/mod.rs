@@ -88,8 +88,7 @@ fn mebibytes(bytes: u64) -> String {
 
 /// Removes an earlier bundle, and nothing else: a wrong `--out` must not cost anyone a folder.
 fn clear(out: &Path) -> Result<()> {
-    let script = out.join("run.sh");
-    if script.is_file() {
+    if is_bundle(out)? {
         let folders = ["bin", "data", rivals::FOLDER].map(|folder| out.join(folder));
         let mut removed: Vec<_> = folders.iter().map(fs::remove_dir_all).collect();
         removed.push(fs::remove_file(out.join(rivals::SCRIPT)));
@@ -110,6 +109,17 @@ fn clear(out: &Path) -> Result<()> {
     }
     let bin = out.join("bin");
     fs::create_dir_all(&bin).with_context(|| format!("could not make {}", bin.display()))
+}
+
+/// Whether the folder has a script that begins as that of a bundle, of this version or another.
+fn is_bundle(out: &Path) -> Result<bool> {
+    let script = out.join("run.sh");
+    if !script.is_file() {
+        return Ok(false);
+    }
+    let text = fs::read(&script).with_context(|| format!("could not read {}", script.display()))?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().take(2).eq(RUN.lines().take(2)))
 }
 
 /// Copies an artifact under its plain name, and packs it; `run.sh` unpacks it. Of what debuggers want only the names of
@@ -182,9 +192,16 @@ mod tests {
         clear(&out)?;
         fs::write(out.join("bin/stale"), "x")?;
         assert!(clear(&out).is_err());
-        fs::write(out.join("run.sh"), RUN)?;
         fs::write(out.join("report.json"), "{}")?;
         fs::write(out.join(rivals::SCRIPT), "")?;
+        let stale = || out.join("bin/stale").exists();
+        fs::write(out.join("run.sh"), "#!/bin/sh\nexec bin/server\n")?;
+        assert!(clear(&out).is_err() && stale(), "another program's folder");
+        fs::write(out.join("run.sh"), "")?;
+        assert!(clear(&out).is_err() && stale());
+        // The rest of the script may be of another version.
+        let beginning: String = RUN.split_inclusive('\n').take(4).collect();
+        fs::write(out.join("run.sh"), beginning + "exit\n")?;
         clear(&out)?;
         assert!(!out.join("bin/stale").exists());
         assert!(!out.join(rivals::SCRIPT).exists());
