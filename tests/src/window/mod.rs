@@ -54,6 +54,29 @@ pub fn memory<T: Pod>(
     Ok(wish.alloc(stream, len)?)
 }
 
+/// Memory for a window of every kind that the machine has can be opened so, whatever its size: none of its pages is
+/// another block's.
+///
+/// # Errors
+///
+/// If a window does not open, or does not hold what was written.
+pub fn memory_of_any_size(stream: &Stream) -> Result<()> {
+    for kind in kinds(stream)? {
+        for len in [1, (2 << 20) - 1, (2 << 20) + 1, (3 << 20) + 1] {
+            let mut buffer = memory::<[u8; 3]>(stream, kind, len)?;
+            anyhow::ensure!(buffer.len() == len);
+            let mut window = open(&mut buffer, kind)?;
+            window.write(len - 1, &[[1, 2, 3]])?;
+            let mut last = [[0; 3]];
+            window.read(len - 1, &mut last)?;
+            anyhow::ensure!(last == [[1, 2, 3]], "{kind}, {len}: {last:?}");
+            let mut buffer = memory::<u8>(stream, kind, len)?;
+            open(&mut buffer, kind)?.write(len - 1, &[1])?;
+        }
+    }
+    Ok(())
+}
+
 /// Of exactly this kind.
 fn open<T: Pod>(buffer: &mut DeviceBuffer<T>, kind: CpuMappingKind) -> Result<CpuMapping<'_, T>> {
     Ok(CpuMappingOptions::new().only([kind]).open(buffer)?)

@@ -10,7 +10,7 @@ use cuda_mem::ledger::Ledger;
 use cuda_mem::mapped::ManagedBuffer;
 use cuda_mem::{DeviceBuffer, ErrorKind};
 
-use super::{kinds, mapped, memory, open, walking_bit};
+use super::{kinds, mapped, memory, memory_of_any_size, open, walking_bit};
 use crate::environment::Environment;
 use crate::hold::{hold, hold_for};
 
@@ -264,6 +264,11 @@ fn what_is_outside_is_refused(env: &Environment) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[apply(case)]
+fn memory_of_any_size_has_pages_of_its_own(env: &Environment) -> Result<()> {
+    memory_of_any_size(&env.stream()?)
 }
 
 #[apply(case)]

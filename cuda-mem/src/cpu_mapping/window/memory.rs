@@ -2,6 +2,7 @@
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute as Attribute;
+use cuda_driver_sys::gdr::GPU_PAGE_SIZE;
 
 use super::kind::{CpuMappingKind, MappingKind};
 use super::options::CpuMappingOptions;
@@ -9,11 +10,11 @@ use crate::base::error::Result;
 use crate::cpu_mapping::gdr::Gdr;
 use crate::driver::device::Device;
 use crate::mapped::vmm::MappedMemory;
-use crate::memory::buffer::{DeviceBuffer, bytes_of};
+use crate::memory::buffer::{DeviceBuffer, bytes_of, too_large};
 use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resource};
 use crate::stream::Stream;
 
-/// Smaller blocks share device pages with others.
+/// Smaller blocks begin in device pages of others.
 const OWN_PAGES: usize = 2 << 20;
 
 impl CpuMappingOptions {
@@ -66,6 +67,14 @@ impl CpuMappingOptions {
     }
 }
 
+/// The bytes to allocate for a block that shares none of the pages around it: the next block may begin right behind it,
+/// in its last page.
+fn own_pages(bytes: usize) -> Option<usize> {
+    bytes
+        .max(OWN_PAGES)
+        .checked_next_multiple_of(GPU_PAGE_SIZE as usize)
+}
+
 /// Memory that third parties may map, in pages of its own.
 #[track_caller]
 fn of_device<T: Pod>(device: Device, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
@@ -78,7 +87,9 @@ fn of_device<T: Pod>(device: Device, stream: &Stream, len: usize) -> Result<Devi
     }
     let room = match bytes {
         0 => len,
-        _ => OWN_PAGES.div_ceil(size_of::<T>()).max(len),
+        _ => own_pages(bytes)
+            .ok_or_else(|| too_large(len, size_of::<T>()))?
+            .div_ceil(size_of::<T>()),
     };
     let mut buffer = Resource::new(DirectResource::new(device)).alloc(stream, room)?;
     buffer.set_len(len);

@@ -167,7 +167,7 @@ pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
 }
 
 #[cold]
-pub(super) fn too_large(len: usize, size: usize) -> Error {
+pub(crate) fn too_large(len: usize, size: usize) -> Error {
     Error::invalid(format!(
         "{len} elements of {size} bytes are more than the address space has"
     ))

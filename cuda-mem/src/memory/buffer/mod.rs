@@ -11,7 +11,7 @@ mod other_stream;
 mod raw_parts;
 mod slices;
 
-pub(crate) use alloc::bytes_of;
+pub(crate) use alloc::{bytes_of, too_large};
 #[cfg(target_os = "linux")]
 pub(crate) use deallocator::Loan;
 pub(crate) use deallocator::{ExternalOwner, give_back};

@@ -8,7 +8,7 @@ use cuda_mem::ErrorKind;
 use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind, CpuMappingOptions, CpuMappingReason};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::run;
-use cuda_mem_tests::window::memory;
+use cuda_mem_tests::window::{memory, memory_of_any_size};
 
 use super::{EXPECTED, WINDOWS, closing, libraries, refusing};
 
@@ -19,6 +19,7 @@ pub(crate) fn run(scenario: &str) -> Result<()> {
         "bodies" => return bodies(),
         "missing" => libraries::missing(env)?,
         "memory_that_suits" => libraries::memory_that_suits(env)?,
+        "memory_of_any_size" => memory_of_any_size(&env.stream()?)?,
         "attributes_sanity" => libraries::attributes_sanity(env)?,
         "wishes" => libraries::wishes(env)?,
         "without" => {

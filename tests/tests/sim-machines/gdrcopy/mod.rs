@@ -272,6 +272,13 @@ mod opening {
         Ok(())
     }
 
+    /// Also where mapped memory cannot be pinned, and it is memory of `cuMemAlloc`.
+    #[apply(case)]
+    fn memory_for_windows_has_pages_of_its_own(_: &Environment) -> Result<()> {
+        fine(&[], "memory_of_any_size", "")?;
+        fine(&[("CUDA_SIM_VMM", "0")], "memory_of_any_size", "")
+    }
+
     /// What an old library has no function for is an error that names it.
     #[apply(case)]
     fn wishes_need_version_2_5(_: &Environment) -> Result<()> {
