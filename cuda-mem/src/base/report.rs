@@ -7,6 +7,8 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(unix)]
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -49,6 +51,9 @@ static AFTER_FORK: AtomicU64 = AtomicU64::new(0);
 pub(crate) static WAITING: AtomicU64 = AtomicU64::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 static NVML_FORKED: AtomicBool = AtomicBool::new(false);
+/// How many reasons there are to mark children of this process: starts of the driver, and threads that open it.
+static WATCHING: AtomicU64 = AtomicU64::new(0);
+static WATCHING_NVML: AtomicU64 = AtomicU64::new(0);
 
 /// Calls `hook` whenever a destructor fails, instead of any earlier hook.
 ///
@@ -227,8 +232,8 @@ pub(crate) fn too_late() {
     TOO_LATE.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether this process was forked after the driver was initialised. The driver then serves it no more, and everything
-/// of this crate refuses with [`Forked`](crate::ErrorKind::Forked) or does nothing.
+/// Whether this process was forked after the driver was initialised, or while another thread was opening it. The driver
+/// then serves it no more, and everything of this crate refuses with [`Forked`](crate::ErrorKind::Forked) or does nothing.
 ///
 /// ```
 /// # cuda_sim::use_if_no_driver();
@@ -242,28 +247,29 @@ pub fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Makes [`is_forked`] become true in children of this process.
+/// Makes [`is_forked`] become true in children of this process from now on.
 ///
 /// The handler costs the hot path one relaxed load, where comparing process ids would cost a
 /// system call.
-#[cfg(unix)]
 pub(crate) fn watch_forks() {
-    use std::sync::Once;
-
-    extern "C" fn mark() {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: `mark` only stores to an atomic, which is allowed in a fork handler, and lives
-        // as long as the program. If registering fails for want of memory, forks stay unnoticed
-        // and the driver itself answers NOT_INITIALIZED there.
-        unsafe { libc::pthread_atfork(None, None, Some(mark)) };
-    });
+    std::mem::forget(watch_forks_for_now());
 }
 
-#[cfg(not(unix))]
-pub(crate) fn watch_forks() {}
+/// Makes [`is_forked`] become true in children that this process gets while the result lives. For a thread that opens
+/// the driver: others wait for it, and a child does not have it.
+pub(crate) fn watch_forks_for_now() -> ForksWatched {
+    #[cfg(unix)]
+    {
+        extern "C" fn mark() {
+            if WATCHING.load(Ordering::Relaxed) > 0 {
+                FORKED.store(true, Ordering::Relaxed);
+            }
+        }
+        static ONCE: Once = Once::new();
+        in_forks(&ONCE, mark);
+    }
+    ForksWatched::new(&WATCHING)
+}
 
 /// Whether this process was forked after NVML was initialised. Separate from the driver's mark: a program may look for
 /// its GPU, fork, and start the driver in its children.
@@ -272,22 +278,51 @@ pub(crate) fn is_nvml_forked() -> bool {
 }
 
 /// As [`watch_forks`], for NVML.
-#[cfg(unix)]
 pub(crate) fn watch_nvml_forks() {
-    use std::sync::Once;
-
-    extern "C" fn mark() {
-        NVML_FORKED.store(true, Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: as in `watch_forks`. If registering fails, NVML itself answers in forks.
-        unsafe { libc::pthread_atfork(None, None, Some(mark)) };
-    });
+    std::mem::forget(watch_nvml_forks_for_now());
 }
 
-#[cfg(not(unix))]
-pub(crate) fn watch_nvml_forks() {}
+/// As [`watch_forks_for_now`], for NVML.
+pub(crate) fn watch_nvml_forks_for_now() -> ForksWatched {
+    #[cfg(unix)]
+    {
+        extern "C" fn mark() {
+            if WATCHING_NVML.load(Ordering::Relaxed) > 0 {
+                NVML_FORKED.store(true, Ordering::Relaxed);
+            }
+        }
+        static ONCE: Once = Once::new();
+        in_forks(&ONCE, mark);
+    }
+    ForksWatched::new(&WATCHING_NVML)
+}
+
+/// Children of this process are marked while this lives.
+#[must_use]
+pub(crate) struct ForksWatched(&'static AtomicU64);
+
+impl ForksWatched {
+    fn new(watching: &'static AtomicU64) -> Self {
+        watching.fetch_add(1, Ordering::SeqCst);
+        Self(watching)
+    }
+}
+
+impl Drop for ForksWatched {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs `mark` in children of this process from now on.
+#[cfg(unix)]
+fn in_forks(once: &Once, mark: extern "C" fn()) {
+    // SAFETY: `mark` only uses atomics, which is allowed in a fork handler, and lives as long as the program. If
+    // registering fails for want of memory, forks stay unnoticed, and the driver and NVML answer there themselves.
+    once.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(mark));
+    });
+}
 
 #[cfg(test)]
 mod tests {

@@ -48,6 +48,11 @@ impl Driver {
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DRIVER: LockedOnce<Driver> = LockedOnce::new();
+        if let Some(driver) = DRIVER.get()? {
+            return Ok(*driver);
+        }
+        // From here on others may wait for this thread, which a fork does not have.
+        let _watched = report::watch_forks_for_now();
         DRIVER
             .get_or_try_init(|| Self::from_library(cuda_driver_sys::load()?))
             .copied()

@@ -2,14 +2,26 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+#[cfg(target_os = "linux")]
+use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use anyhow::{Context as _, anyhow};
 use anyhow::{Result, ensure};
 use cuda_mem::sys;
 use cuda_mem::{Driver, MemoryPool};
+#[cfg(target_os = "linux")]
+use cuda_mem::{ErrorKind, placement::Nvml};
 use cuda_mem_tests::environment::{Environment, sim_path};
 
 /// In this process the driver is opened and the outcome printed, instead of the tests.
 const CHILD: &str = "CUDA_MEM_TEST_LOAD_CHILD";
+
+/// Its other values.
+#[cfg(target_os = "linux")]
+const FORK_BESIDE_DRIVER: &str = "fork-beside-driver";
+#[cfg(target_os = "linux")]
+const FORK_BESIDE_NVML: &str = "fork-beside-nvml";
 
 /// Opens the driver of the machine and does a little work.
 fn child() -> Result<()> {
@@ -27,6 +39,65 @@ fn child() -> Result<()> {
     let pool = MemoryPool::builder(&device).build()?;
     ensure!(pool.alloc_from(&stream, &[1, 2, 3])?.to_vec()? == [1, 2, 3]);
     println!("worked");
+    Ok(())
+}
+
+/// A fork while another thread opens a library, which is a pipe here, and one after that has failed.
+#[cfg(target_os = "linux")]
+fn fork_beside_an_opening<T>(
+    variable: &str,
+    open: fn() -> cuda_mem::Result<T>,
+    missing: ErrorKind,
+) -> Result<()> {
+    let path = std::env::var_os(variable).context("no library is named")?;
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| open().map(drop).map_err(|error| error.kind()));
+        // That thread reads from the pipe as long as it can be written to.
+        let writer = writer_of(Path::new(&path))?;
+        ends_in_a_fork(open, ErrorKind::Forked)?;
+        drop(writer);
+        let opened = opening.join().map_err(|_| anyhow!("it panicked"))?;
+        ensure!(opened == Err(missing), "{opened:?}");
+        ends_in_a_fork(open, missing)
+    })
+}
+
+/// The end of a pipe, once it is read from.
+#[cfg(target_os = "linux")]
+fn writer_of(path: &Path) -> Result<std::fs::File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    loop {
+        match options.open(path) {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+/// What opening fails with in a fork, where it must not wait for a thread of the parent.
+#[cfg(target_os = "linux")]
+fn ends_in_a_fork<T>(open: fn() -> cuda_mem::Result<T>, expected: ErrorKind) -> Result<()> {
+    // SAFETY: the child makes this one call, which takes no lock that the other thread may have, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a signal that ends the child.
+        unsafe { libc::alarm(10) };
+        let is_fine = open().is_err_and(|error| error.kind() == expected);
+        // SAFETY: ends the child without the parent's handlers.
+        unsafe { libc::_exit(i32::from(!is_fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is this process's.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the fork that was to fail with {expected:?} ended with {status:#x}"
+    );
     Ok(())
 }
 
@@ -107,6 +178,31 @@ fn a_driver_without_a_device_says_so(_: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// A fork has only the thread that forked, and no other finishes what was being opened.
+#[cfg(target_os = "linux")]
+#[apply(case)]
+fn a_fork_does_not_wait_for_a_thread_that_opens_a_library(_: &Environment) -> Result<()> {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let dir = tempfile::tempdir()?;
+    let pipe = dir.path().join("library.so");
+    let name = CString::new(pipe.as_os_str().as_bytes())?;
+    // SAFETY: the name ends in a zero.
+    ensure!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) } == 0);
+    for (scenario, variable) in [
+        (FORK_BESIDE_DRIVER, sys::LIBRARY_VARIABLE),
+        (FORK_BESIDE_NVML, sys::nvml::NVML_LIBRARY_VARIABLE),
+    ] {
+        let output = start(&std::env::current_exe()?)
+            .env(CHILD, scenario)
+            .env(variable, &pipe)
+            .output()?;
+        ensure!(output.status.success(), "{scenario}: {}", text(&output));
+    }
+    Ok(())
+}
+
 /// A program with the rights of another user must not open what its caller names.
 #[cfg(unix)]
 #[apply(case)]
@@ -157,6 +253,23 @@ fn a_set_user_id_process_ignores_the_variable(_: &Environment) -> Result<()> {
 
 /// Plays the part that another process has for this one, if it has one.
 pub(crate) fn as_child() -> Option<Result<()>> {
-    std::env::var_os(CHILD)?;
+    let scenario = std::env::var_os(CHILD)?;
+    #[cfg(target_os = "linux")]
+    match scenario.to_str() {
+        Some(FORK_BESIDE_DRIVER) => {
+            let missing = ErrorKind::DriverMissing;
+            return Some(fork_beside_an_opening(
+                sys::LIBRARY_VARIABLE,
+                Driver::load,
+                missing,
+            ));
+        }
+        Some(FORK_BESIDE_NVML) => {
+            let (variable, missing) = (sys::nvml::NVML_LIBRARY_VARIABLE, ErrorKind::NvmlMissing);
+            return Some(fork_beside_an_opening(variable, Nvml::load, missing));
+        }
+        _ => {}
+    }
+    let _ = scenario;
     Some(child())
 }

@@ -60,14 +60,19 @@ impl Nvml {
     ///
     /// [`NvmlMissing`](crate::ErrorKind::NvmlMissing) lists everything that was tried.
     /// [`DriverMissing`](crate::ErrorKind::DriverMissing) if the kernel module is not loaded.
-    /// [`Forked`](crate::ErrorKind::Forked) in a fork of a process that had called this. The driver can still be
-    /// initialised there.
+    /// [`Forked`](crate::ErrorKind::Forked) in a fork of a process that had initialised NVML, or that was opening
+    /// it on another thread. The driver can still be initialised there.
     #[doc(alias = "nvmlInit")]
     pub fn load() -> Result<Self> {
         static NVML: OnceCell<Nvml> = OnceCell::new();
         if report::is_nvml_forked() {
             return Err(Error::nvml_forked());
         }
+        if let Some(nvml) = NVML.get() {
+            return Ok(*nvml);
+        }
+        // As in `Driver::load`.
+        let _watched = report::watch_nvml_forks_for_now();
         NVML.get_or_try_init(|| Self::start(cuda_driver_sys::nvml::load()?))
             .copied()
     }

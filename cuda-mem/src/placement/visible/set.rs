@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::base::error::{Error, Result};
+use crate::base::report;
 use crate::driver::device::Uuid;
 use crate::driver::load::start;
 use crate::driver::raw;
@@ -88,6 +89,8 @@ impl Visibility {
     #[doc(alias = "CUDA_VISIBLE_DEVICES")]
     pub unsafe fn set(devices: &[Selector]) -> Result<()> {
         let value = spell(devices)?;
+        // As in `Driver::load`.
+        let _watched = report::watch_forks_for_now();
         let starts = start::lock()?;
         if starts.were_tried {
             return Err(too_late("this crate has initialised the driver"));
