@@ -9,7 +9,7 @@ use cuda_mem::collective::{Bf16, Element, F16, NcclVersion, ReduceOp, Registered
 use cuda_mem::{Arena, ReleaseThreshold, Resource};
 
 use super::*;
-use crate::foreign;
+use crate::{foreign, forks};
 
 fn one(env: &Environment) -> Result<Rank> {
     let context = env.device()?.primary_context()?;
@@ -25,6 +25,48 @@ fn the_library_says_its_version_and_path(env: &Environment) -> Result<()> {
     ensure!(nccl.library_path().to_string_lossy().contains("nccl"));
     let (first, second) = (nccl.unique_id()?, nccl.unique_id()?);
     ensure!(first != second && first.to_bytes() != [0; 128]);
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks.
+#[apply(case_alone)]
+fn a_forked_child_is_refused_by_every_call(env: &Environment) -> Result<()> {
+    let (nccl, rank) = (nccl(env)?, one(env)?);
+    let context = rank.communicator.context();
+    let id = nccl.unique_id()?;
+    let mut memory = rank.pool.alloc_from(&rank.stream, &[1_u32])?;
+    let registered = RegisteredResource::builder(&rank.communicator).build()?;
+    // SAFETY: the child only makes calls that are refused, and ends with _exit.
+    let child = unsafe { forks::fork() }?;
+    if child == 0 {
+        let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::Forked;
+        let (communicator, stream) = (&rank.communicator, &rank.stream);
+        let fine = nccl.version().is_err_and(refused)
+            && nccl.unique_id().is_err_and(refused)
+            && nccl
+                .communicator(context, 1, 0)
+                .join(&id)
+                .is_err_and(refused)
+            && nccl
+                .communicators(&[context.clone()])
+                .join()
+                .is_err_and(refused)
+            && communicator.check().is_err_and(refused)
+            && communicator.synchronize(stream).is_err_and(refused)
+            && communicator
+                .all_reduce_in_place(&mut memory, ReduceOp::Sum)
+                .is_err_and(refused)
+            && Resource::new(registered)
+                .alloc::<u8>(stream, 8)
+                .is_err_and(refused)
+            && communicator.abort().is_err_and(refused);
+        forks::end_child(fine);
+    }
+    forks::ends_well(child)?;
+    rank.communicator
+        .all_reduce_in_place(&mut memory, ReduceOp::Sum)?;
+    rank.communicator.synchronize(&rank.stream)?;
+    ensure!(memory.to_vec()? == [1], "the parent goes on");
     Ok(())
 }
 

@@ -26,6 +26,7 @@ const ASKING: &[(&str, &str)] = &[
     ("base/lock.rs", "for all locks of the process"),
     ("driver/raw/mod.rs", "for all calls of the driver"),
     ("driver/raw/gdr.rs", "for all calls of gdrcopy"),
+    ("driver/raw/nccl.rs", "for all calls of NCCL"),
     ("driver/raw/nvtx.rs", "for all calls of a tool"),
     // Neither a lock nor the driver is asked.
     (

@@ -22,10 +22,12 @@ pub(crate) enum Progress {
     Pending,
 }
 
-/// Calls a function of the table by its symbol; a missing one is an error. In a fork no communicator can be reached.
+/// Calls a function of the table by its symbol; a missing one is an error, and so is any call in a fork, where NCCL has
+/// neither its threads nor a driver.
 macro_rules! ask {
     ($table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         match $table.$symbol {
+            _ if $crate::base::report::is_forked() => Err($crate::base::error::Error::forked()),
             Some(function) => check($table, stringify!($symbol), function($($argument),*)),
             None => Err($crate::base::error::Error::nccl_lacks(stringify!($symbol))),
         }
