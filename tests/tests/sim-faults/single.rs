@@ -309,18 +309,19 @@ fn a_future_tells_of_a_fault_that_comes_meanwhile(env: &Environment) -> Result<(
 fn an_owner_is_not_dropped_when_its_release_after_a_capture_failed(
     env: &Environment,
 ) -> Result<()> {
-    let (stream, control) = (env.stream()?, env.control()?);
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
     let theirs = std::sync::Arc::new(env.pool()?.alloc_zeroed::<u8>(&stream, 1000)?);
     // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
-    let view = unsafe {
+    let mut view = unsafe {
         let owner = std::sync::Arc::clone(&theirs);
         cuda_mem::DeviceBuffer::<u8>::borrow_raw(&stream, theirs.as_raw(), 1000, owner)
     };
+    view.on(&other).map(std::mem::forget)?;
     let failures = cuda_mem::base::drop_counts().failures;
     stream.capture(CaptureMode::Relaxed, |_| {
         drop(view);
-        // The release makes a stream behind this one.
-        control.fail("cuStreamCreate", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        // The release waits for the other stream.
+        control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
         Ok(())
     })?;
     stream.synchronize()?;
