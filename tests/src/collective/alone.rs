@@ -48,7 +48,7 @@ fn a_forked_child_is_refused_by_every_call(env: &Environment) -> Result<()> {
                 .join(&id)
                 .is_err_and(refused)
             && nccl
-                .communicators(&[context.clone()])
+                .communicators(std::slice::from_ref(context))
                 .join()
                 .is_err_and(refused)
             && communicator.check().is_err_and(refused)
