@@ -198,7 +198,6 @@ const KNOWN: &str = "a stream of this crate knows it";
 const VALUES: &str = "waits for: waiting for values in memory";
 const CAPTURES: &str = "waits for: captures over several streams or into a graph";
 const ONE_CALL: &str = "several ranges in one call; each is advised and prefetched by itself";
-const VIRTUAL: &str = "waits for: virtual memory";
 const OTHERS: &str = "waits for: other devices and interfaces";
 
 /// Why a function has no wrapper. The first pattern that fits counts.
@@ -212,7 +211,10 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuIpc*", OLD_IPC),
     ("cuMemAllocPitch", SHAPES),
     ("cuMemGetAddressRange", "`PointerInfo` has the answer"),
-    ("cuMemGetLocationInfo", "waits for: placement"),
+    (
+        "cuMemGetLocationInfo",
+        "samples where managed and pageable memory lies: nobody asked for it yet",
+    ),
     (
         "cuPointerGetAttributes",
         "one question a call tells an unknown address apart (R62)",
@@ -282,7 +284,10 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "cuStreamAttachMemAsync",
         "for devices without concurrent managed access, on which `ManagedBuffer::host` is refused",
     ),
-    ("cuMemRetainAllocationHandle", VIRTUAL),
+    (
+        "cuMemRetainAllocationHandle",
+        "finds the handle of an address; `MappedMemory` keeps those of its parts",
+    ),
     ("cuImportExternalMemory", OTHERS),
     ("cuExternalMemoryGetMappedBuffer", OTHERS),
     ("cuDestroyExternalMemory", OTHERS),
