@@ -211,8 +211,10 @@ enum Answer {
 pub(super) struct Received {
     number: u64,
     socket: WeakSocket,
-    /// If the sender waits for an answer: keeps the socket open until that is sent.
-    lent: Option<Socket>,
+    /// Whether the sender waits for an answer.
+    is_lent: bool,
+    /// Keeps the socket open until that answer is sent.
+    kept: Lock<Option<Socket>>,
     answer: Lock<Answer>,
 }
 
@@ -221,7 +223,8 @@ impl Received {
         Self {
             number,
             socket: WeakSocket(Arc::downgrade(&open.answers.0)),
-            lent: is_lent.then(|| open.answers.clone()),
+            is_lent,
+            kept: Lock::new(is_lent.then(|| open.answers.clone())),
             answer: Lock::new(Answer::Release),
         }
     }
@@ -250,7 +253,7 @@ impl Received {
                 let _ = stream.as_ref().wait_unless_captured();
                 Some(words)
             }
-            Answer::Release if self.lent.is_none() => return,
+            Answer::Release if !self.is_lent => return,
             Answer::Release => failure.map(ToString::to_string),
         };
         if let Some(words) = failure {
@@ -269,10 +272,13 @@ impl Received {
         let words = match self.take_answer() {
             Answer::Caller => return,
             Answer::Failed(words) => words,
-            Answer::Release if self.lent.is_none() => return,
+            Answer::Release if !self.is_lent => return,
             Answer::Release => failure.to_string(),
         };
         self.socket.send(failed(self.number, &words));
+        // This is never dropped, and the other end is to learn when the channel is closed.
+        let kept = self.kept.lock_unless_forked();
+        drop(kept.and_then(|mut kept| kept.take()));
     }
 
     fn take_answer(&self) -> Answer {
