@@ -376,11 +376,11 @@ impl Inner {
     }
 
     /// The pool was not ended after all, so the devices get their access back. If the driver refuses, they count as
-    /// devices without it from now on.
+    /// devices without it from now on, but it is withdrawn once more before the pool ends: some may have it.
     pub(super) fn grant_again(&mut self, pending_destroy: &PendingDestroy) {
         if set_all(pending_destroy, Access::ReadWrite).is_err() {
-            for device in self.granted.get_mut().drain(..) {
-                *self.reach.get_mut() &= !bit(device);
+            for device in self.granted.get_mut().iter() {
+                *self.reach.get_mut() &= !bit(*device);
             }
         }
     }
