@@ -227,6 +227,8 @@ impl Upstream {
             self.drop_unneeded_stream();
         } else {
             let mut state = self.state();
+            // Another thread whose growth failed may have found no block meanwhile, and taken the stream.
+            state.own.get_or_insert(own);
             state.chunks.insert(chunk.address, chunk.bytes);
             state.blocks.insert(chunk.address, (address, layout));
         }
