@@ -105,7 +105,7 @@ impl Arena {
                 woken => woken,
             }
         };
-        deferred::poll(After::Wait);
+        deferred::poll(After::Call);
         woken
     }
 }

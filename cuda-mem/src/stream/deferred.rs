@@ -7,9 +7,11 @@
 //! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
 //! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
 //!   the release needs. A request that fails for lack of memory is made again if something can be released after it.
-//! - No try waits for a stream. One that waits for the whole device, because the driver does when it frees host memory, is
-//!   made only after a wait that the program asked for: any other call may be what the device waits for. An entry that is not ready is tried less and less often; after a wait for a whole
-//!   context every entry is tried, and before each use of a stream the entries released in the order of that stream.
+//! - No try waits for a stream. The driver waits for the whole device when it frees host memory. Such an entry is tried
+//!   only after a wait that the program asked for, where memory is out, before a request that may itself wait for memory,
+//!   and when the last handle of its stream ends: any other call may be what the device waits for.
+//! - An entry that is not ready is tried less and less often. After a wait for a whole context every entry is tried, and
+//!   before each use of a stream the entries released in the order of that stream.
 //! - A fork leaves the whole queue to the parent.
 
 use std::any::Any;
@@ -242,13 +244,17 @@ fn poll_entries(after: After, all: bool) {
         // If another thread is polling, it tries all of them.
         IS_ALL_WANTED.store(true, Ordering::SeqCst);
     }
-    // Again if another thread has wanted all of them, and found this poll running.
+    // Again if another thread has wanted all of them, and found this poll running. What this one may not try is left to
+    // the next wait, for which the wish stays.
+    let mut was_wanted = false;
     while let Some(poll) = Poll::begin() {
         poll_in_passes(after);
         drop(poll);
-        if !IS_ALL_WANTED.load(Ordering::SeqCst) {
+        let is_wanted = IS_ALL_WANTED.load(Ordering::SeqCst);
+        if !is_wanted || after == After::Call && was_wanted {
             break;
         }
+        was_wanted = true;
     }
 }
 
@@ -256,7 +262,10 @@ fn poll_in_passes(after: After) {
     let mut is_all = false;
     for _ in 0..PASSES {
         let entries = queue().len();
-        is_all |= IS_ALL_WANTED.swap(false, Ordering::SeqCst);
+        is_all |= match after {
+            After::Wait => IS_ALL_WANTED.swap(false, Ordering::SeqCst),
+            After::Call => IS_ALL_WANTED.load(Ordering::SeqCst),
+        };
         let released = pass(entries, after, is_all);
         // Only what is new can have become possible.
         if released == 0 || queue().len() <= entries - released {

@@ -179,6 +179,65 @@ fn what_waits_long_is_tried_seldom_but_still_tried() {
     assert_eq!(entries(), 0, "no pause is longer");
 }
 
+/// Waits for the device, which other polls may not.
+struct WaitsForDevice(Tried);
+
+impl Deferred for WaitsForDevice {
+    fn name(&self) -> &'static str {
+        "thing that waits for the device"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        self.0.try_release()
+    }
+
+    fn waits_for_device(&self) -> bool {
+        true
+    }
+}
+
+/// Stays in its release until it may go on.
+struct Stays(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Deferred for Stays {
+    fn name(&self) -> &'static str {
+        "thing that stays"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        let _ = self.0.send(());
+        let _ = self.1.recv();
+        Outcome::Done
+    }
+}
+
+/// The wait finds a poll running that must not wait for the device. The next wait makes up for it, pause or not.
+#[test]
+fn a_poll_that_must_not_wait_leaves_the_wish_for_all_to_the_next_wait() {
+    let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (ready, tries) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    defer(Box::new(WaitsForDevice(Tried {
+        ready: Arc::clone(&ready),
+        tries: Arc::clone(&tries),
+    })));
+    poll(After::Call);
+    assert_eq!(tries.load(Ordering::Relaxed), 0, "tried after a call");
+    // It pauses from now on.
+    (0..1000).for_each(|_| poll(After::Wait));
+    let (tell, is_there) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    defer(Box::new(Stays(tell, may_go)));
+    let other = std::thread::spawn(|| poll(After::Call));
+    is_there.recv().expect("the other thread polls");
+    ready.store(true, Ordering::Relaxed);
+    poll_all();
+    go.send(()).expect("it waits");
+    other.join().expect("no panic");
+    assert_eq!(entries(), 1, "that thread must not wait for the device");
+    poll(After::Wait);
+    assert_eq!(entries(), 0, "the wish for all is lost");
+}
+
 /// Looks whether another release could begin while it is released.
 struct Looks(Arc<AtomicBool>);
 
