@@ -15,7 +15,7 @@ use super::recorded_events::DriverCalls;
 use super::stream_progress::StreamProgress;
 use super::{Inner, UnknownBlock, thread};
 use crate::base::error::{Error, Result};
-use crate::base::report::LockedFromHook;
+use crate::base::report::DeferHook;
 use crate::driver::device::Device;
 use crate::memory::resource::{CAPTURED, MemoryResource as _};
 use crate::stream::deferred::ResourceCall;
@@ -129,11 +129,12 @@ pub(super) fn count(counter: &AtomicU64) {
 
 impl SlowPath {
     pub(super) fn lock(&self) -> SlowStateGuard<'_> {
+        let waits = DeferHook::enter();
         let call = ResourceCall::enter();
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         SlowStateGuard {
-            state: LockedFromHook::new(state),
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             _call: call,
+            _waits: waits,
         }
     }
 
@@ -146,8 +147,10 @@ impl SlowPath {
 /// The slow-path state, locked. Dropping events may drop the last handle of a context. Releases that wait for its end
 /// may need this lock, and are deferred until it is unlocked.
 pub(super) struct SlowStateGuard<'a> {
-    state: LockedFromHook<'a, SlowState>,
+    state: MutexGuard<'a, SlowState>,
     _call: ResourceCall,
+    /// Last, so that the hook may release what it likes.
+    _waits: DeferHook,
 }
 
 impl Deref for SlowStateGuard<'_> {

@@ -7,8 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-#[cfg(unix)]
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,7 +34,7 @@ pub struct DropCounts {
     pub after_fork: u64,
     /// Releases that are pending now: pools and arenas whose memory is in use, and objects dropped during a capture.
     /// They are retried when streams, events and contexts are synchronised, and those whose release does not wait for the
-    /// device also by other calls; [`Context::synchronize`](crate::Context::synchronize) releases
+    /// device also by other calls, such as futures; [`Context::synchronize`](crate::Context::synchronize) releases
     /// everything pending in the context.
     pub waiting: u64,
 }
@@ -96,7 +94,7 @@ pub(crate) fn release(object: &'static str, release: impl FnOnce() -> Result<(),
     if let Err(error) = release()
         && counts_as_failure(&error)
     {
-        tell_or_keep(object, error);
+        report_or_defer(object, error);
     }
 }
 
@@ -104,18 +102,18 @@ thread_local! {
     /// The number of locks that this thread has and that the hook may need.
     static LOCKS: Cell<u32> = const { Cell::new(0) };
     /// What failed meanwhile, and the hook is to be told of.
-    static UNTOLD: RefCell<Vec<(&'static str, Error)>> = const { RefCell::new(Vec::new()) };
+    static PENDING_REPORTS: RefCell<Vec<(&'static str, Error)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls the hook, or keeps the failure for it.
 #[cold]
-fn tell_or_keep(object: &'static str, error: Error) {
+fn report_or_defer(object: &'static str, error: Error) {
     let mut failure = Some(error);
     if LOCKS.get() > 0 {
         // At the end of a thread there is no list any more.
-        let _ = UNTOLD.try_with(|untold| {
+        let _ = PENDING_REPORTS.try_with(|pending| {
             let error = failure.take();
-            untold
+            pending
                 .borrow_mut()
                 .extend(error.map(|error| (object, error)));
         });
@@ -128,12 +126,12 @@ fn tell_or_keep(object: &'static str, error: Error) {
 /// While this lives, the hook of this thread waits. For locks under which objects are dropped, and that the hook may
 /// need: it may call whatever the program can.
 #[derive(Debug)]
-pub(crate) struct HookWaits {
+pub(crate) struct DeferHook {
     /// The counts are of this thread.
     _thread: PhantomData<*const ()>,
 }
 
-impl HookWaits {
+impl DeferHook {
     pub(crate) fn enter() -> Self {
         LOCKS.set(LOCKS.get() + 1);
         Self {
@@ -142,13 +140,13 @@ impl HookWaits {
     }
 }
 
-impl Drop for HookWaits {
+impl Drop for DeferHook {
     fn drop(&mut self) {
         let left = LOCKS.get() - 1;
         LOCKS.set(left);
         if left == 0 {
-            let untold = UNTOLD.try_with(RefCell::take).unwrap_or_default();
-            for (object, error) in untold {
+            let pending = PENDING_REPORTS.try_with(RefCell::take).unwrap_or_default();
+            for (object, error) in pending {
                 call_hook(object, &error);
             }
         }
@@ -157,21 +155,21 @@ impl Drop for HookWaits {
 
 /// A lock under which objects may be dropped. The hook waits until it is free.
 #[derive(Debug)]
-pub(crate) struct LockedFromHook<'a, T> {
+pub(crate) struct HookDeferringGuard<'a, T> {
     guard: MutexGuard<'a, T>,
-    _waits: HookWaits,
+    _waits: DeferHook,
 }
 
-impl<'a, T> LockedFromHook<'a, T> {
+impl<'a, T> HookDeferringGuard<'a, T> {
     pub(crate) fn new(guard: MutexGuard<'a, T>) -> Self {
         Self {
             guard,
-            _waits: HookWaits::enter(),
+            _waits: DeferHook::enter(),
         }
     }
 }
 
-impl<T> Deref for LockedFromHook<'_, T> {
+impl<T> Deref for HookDeferringGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -179,7 +177,7 @@ impl<T> Deref for LockedFromHook<'_, T> {
     }
 }
 
-impl<T> DerefMut for LockedFromHook<'_, T> {
+impl<T> DerefMut for HookDeferringGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard
     }
@@ -265,8 +263,8 @@ pub(crate) fn watch_forks_for_now() -> ForksWatched {
                 FORKED.store(true, Ordering::Relaxed);
             }
         }
-        static ONCE: Once = Once::new();
-        in_forks(&ONCE, mark);
+        static IS_SET: AtomicBool = AtomicBool::new(false);
+        in_forks(&IS_SET, mark);
     }
     ForksWatched::new(&WATCHING)
 }
@@ -291,8 +289,8 @@ pub(crate) fn watch_nvml_forks_for_now() -> ForksWatched {
                 NVML_FORKED.store(true, Ordering::Relaxed);
             }
         }
-        static ONCE: Once = Once::new();
-        in_forks(&ONCE, mark);
+        static IS_SET: AtomicBool = AtomicBool::new(false);
+        in_forks(&IS_SET, mark);
     }
     ForksWatched::new(&WATCHING_NVML)
 }
@@ -314,14 +312,17 @@ impl Drop for ForksWatched {
     }
 }
 
-/// Runs `mark` in children of this process from now on.
+/// Runs `mark` in children of this process from now on. Two threads may both set it, which does no harm: with a `Once`,
+/// a child that is forked meanwhile would wait for the parent's thread.
 #[cfg(unix)]
-fn in_forks(once: &Once, mark: extern "C" fn()) {
+fn in_forks(is_set: &AtomicBool, mark: extern "C" fn()) {
+    if is_set.load(Ordering::Acquire) {
+        return;
+    }
     // SAFETY: `mark` only uses atomics, which is allowed in a fork handler, and lives as long as the program. If
     // registering fails for want of memory, forks stay unnoticed, and the driver and NVML answer there themselves.
-    once.call_once(|| unsafe {
-        libc::pthread_atfork(None, None, Some(mark));
-    });
+    unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    is_set.store(true, Ordering::Release);
 }
 
 #[cfg(test)]

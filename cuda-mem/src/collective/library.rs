@@ -7,7 +7,8 @@ use cuda_driver_sys::nccl::{NcclLibrary, NcclTable, ncclUniqueId};
 
 use super::group::Group;
 use super::join::{CommunicatorBuilder, CommunicatorsBuilder};
-use crate::base::error::Result;
+use crate::base::error::{Error, Result};
+use crate::base::report;
 use crate::driver::raw;
 use crate::stream::Context;
 
@@ -24,7 +25,13 @@ impl Nccl {
     /// # Errors
     ///
     /// [`NcclMissing`](crate::ErrorKind::NcclMissing) lists everything that was tried.
+    /// [`Forked`](crate::ErrorKind::Forked) in a child of a process that used the driver.
     pub fn load() -> Result<Self> {
+        // A child waits for ever for a thread of the parent that is opening the library.
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let _watched = report::watch_forks_for_now();
         Ok(Self(cuda_driver_sys::nccl::load()?))
     }
 

@@ -27,6 +27,10 @@ const ASKING: &[(&str, &str)] = &[
     ("driver/raw/mod.rs", "for all calls of the driver"),
     ("driver/raw/gdr.rs", "for all calls of gdrcopy"),
     ("driver/raw/nccl.rs", "for all calls of NCCL"),
+    (
+        "collective/library.rs",
+        "a thread of the parent may be opening the library",
+    ),
     ("driver/raw/nvtx.rs", "for all calls of a tool"),
     // Neither a lock nor the driver is asked.
     (

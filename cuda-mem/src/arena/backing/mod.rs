@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::observer::Observer;
 use crate::arena::SleepContents;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
-use crate::base::report::LockedFromHook;
+use crate::base::report::HookDeferringGuard;
 use crate::ledger::{MemoryRange, Recorder};
 use crate::memory::resource::MemoryResource as _;
 use crate::stream::Stream;
@@ -35,7 +35,7 @@ impl Chunk {
 /// wait for each other.
 #[must_use]
 pub(super) struct Growing<'a>(
-    #[expect(dead_code, reason = "it is only held")] Option<LockedFromHook<'a, ()>>,
+    #[expect(dead_code, reason = "it is only held")] Option<HookDeferringGuard<'a, ()>>,
 );
 
 /// Memory of an arena, and who watches what becomes of it.

@@ -13,7 +13,7 @@ use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::base::error::{Error, Result};
-use crate::base::report::LockedFromHook;
+use crate::base::report::HookDeferringGuard;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
 use crate::ledger::MemoryRange;
@@ -279,8 +279,8 @@ impl Vmm {
         }))
     }
 
-    fn state(&self) -> LockedFromHook<'_, State> {
-        LockedFromHook::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    fn state(&self) -> HookDeferringGuard<'_, State> {
+        HookDeferringGuard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn count(&self, calls: u64) {
@@ -291,15 +291,15 @@ impl Vmm {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(super) fn growing(&self) -> LockedFromHook<'_, ()> {
-        LockedFromHook::new(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn growing(&self) -> HookDeferringGuard<'_, ()> {
+        HookDeferringGuard::new(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn try_growing(&self) -> Option<LockedFromHook<'_, ()>> {
+    pub(super) fn try_growing(&self) -> Option<HookDeferringGuard<'_, ()>> {
         match self.growing.try_lock() {
-            Ok(guard) => Some(LockedFromHook::new(guard)),
+            Ok(guard) => Some(HookDeferringGuard::new(guard)),
             Err(TryLockError::Poisoned(poisoned)) => {
-                Some(LockedFromHook::new(poisoned.into_inner()))
+                Some(HookDeferringGuard::new(poisoned.into_inner()))
             }
             Err(TryLockError::WouldBlock) => None,
         }

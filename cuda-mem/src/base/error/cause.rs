@@ -60,7 +60,7 @@ pub(super) enum Cause {
     #[error("no window: {0}")]
     NoWindow(String),
     #[error(
-        "this process was forked after NVML was initialised; look for the GPU before the fork and hand \
+        "this process was forked after NVML was initialised, or while a thread was opening it; look for the GPU before the fork and hand \
          its UUID on, or in a new process (exec)"
     )]
     NvmlForked,
@@ -150,7 +150,7 @@ pub(super) enum Cause {
     )]
     MemoryInUse,
     #[error(
-        "this process was forked after the driver was initialised; CUDA works only in the parent, \
+        "this process was forked after the driver was initialised, or while a thread was opening it; CUDA works only in the parent, \
          so start a new process (exec) instead"
     )]
     Forked,
