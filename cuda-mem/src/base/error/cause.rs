@@ -60,8 +60,8 @@ pub(super) enum Cause {
     #[error("no window: {0}")]
     NoWindow(String),
     #[error(
-        "this process was forked after NVML was initialised, or while a thread was opening it; look for the GPU before the fork and hand \
-         its UUID on, or in a new process (exec)"
+        "this process was forked after NVML was initialised, or while a thread was opening it; look for the GPU \
+         before the fork and hand its UUID on, or in a new process (exec)"
     )]
     NvmlForked,
     #[error("{function} answered {code}{}{}", Asked(asked), advice(kind_of(*code)))]
@@ -150,8 +150,8 @@ pub(super) enum Cause {
     )]
     MemoryInUse,
     #[error(
-        "this process was forked after the driver was initialised, or while a thread was opening it; CUDA works only in the parent, \
-         so start a new process (exec) instead"
+        "this process was forked after the driver was initialised, or while a thread was opening it; CUDA works \
+         only in the parent, so start a new process (exec) instead"
     )]
     Forked,
 }

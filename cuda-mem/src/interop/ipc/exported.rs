@@ -81,10 +81,11 @@ impl<T: Pod> ExportedBuffer<'_, T> {
     /// # Errors
     ///
     /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel without having received the buffer. Its
-    /// mapping goes with it; work that it had submitted may run for a moment more. [`PeerFailed`](ErrorKind::PeerFailed) if it could not import the
-    /// buffer, wait for its work or free its mapping; the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it
-    /// sent another message, which is lost, and [`System`](ErrorKind::System) if the socket fails; the wait continues when
-    /// the guard is dropped, which is at once.
+    /// mapping goes with it; work that it had submitted may run for a moment more.
+    /// [`PeerFailed`](ErrorKind::PeerFailed) if it could not import the buffer, wait for its work or free its mapping;
+    /// the error says why. [`InvalidValue`](ErrorKind::InvalidValue) if it sent another message, which is lost, and
+    /// [`System`](ErrorKind::System) if the socket fails; the wait continues when the guard is dropped, which is at
+    /// once.
     pub fn wait(mut self) -> Result<()> {
         let answer = self.channel.wait_for_return(self.number);
         let is_end =

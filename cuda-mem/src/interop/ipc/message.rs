@@ -146,8 +146,9 @@ impl Channel {
     /// for ever if that never receives nor waits for a loan; see [`send_buffer`](Self::send_buffer).
     ///
     /// If the buffer comes back with the error, you can try again. If its stream could not be waited for and it is dropped
-    /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be notified,
-    /// the channel is closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
+    /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
+    /// If the other end cannot be notified, the channel is closed in both directions, and its wait ends with
+    /// [`PeerGone`](crate::ErrorKind::PeerGone).
     ///
     /// # Errors
     ///
