@@ -83,11 +83,12 @@ unsafe impl MemoryResource for Inner {
             return Ok(());
         }
         let is_handed_in = |stream: &&Stream| !stream.context().is_primary();
+        let is_any_handed_in = is_handed_in(&stream) || others.iter().any(is_handed_in);
+        if !is_any_handed_in {
+            return Self::deallocate_after(self, address, layout, stream, others);
+        }
         let (handed_in, others): (Vec<&Stream>, Vec<&Stream>) =
             others.iter().copied().partition(is_handed_in);
-        if handed_in.is_empty() && !is_handed_in(&stream) {
-            return Self::deallocate_after(self, address, layout, stream, &others);
-        }
         let past = self.stream_past(stream, &handed_in)?;
         Self::deallocate_after(self, address, layout, &past, &others)
     }

@@ -20,7 +20,7 @@ use crate::base::biased::thread;
 use crate::base::error::{Error, Result};
 use crate::base::report;
 
-/// A lock that is not dropped in a fork while a thread has it: nobody finishes what that thread was changing.
+/// A lock that is not dropped in a fork while a thread of the parent holds it: its value may be half changed.
 #[derive(Debug, Default)]
 struct KeptIfTaken<L: IsTaken>(ManuallyDrop<L>);
 

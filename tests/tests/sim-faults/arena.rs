@@ -285,7 +285,7 @@ fn memory_that_an_arena_cannot_release_after_a_wait_is_told(env: &Environment) -
     Ok(())
 }
 
-/// What fails under the locks of an arena is told when they are free: the hook may call the arena.
+/// Failures under the locks of an arena are reported after the locks are released, so the hook may call the arena.
 #[apply(case)]
 fn the_hook_may_call_the_arena(env: &Environment) -> Result<()> {
     const PATIENCE: Duration = Duration::from_secs(10);

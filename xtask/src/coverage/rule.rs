@@ -213,7 +213,7 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuMemGetAddressRange", "`PointerInfo` has the answer"),
     (
         "cuMemGetLocationInfo",
-        "samples where managed and pageable memory lies: nobody asked for it yet",
+        "samples where managed and pageable memory lies: no known use yet",
     ),
     (
         "cuPointerGetAttributes",
@@ -273,7 +273,7 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "cuMemDiscardAndPrefetchBatchAsync",
-        "spares moving what is written anew next: nobody asked for it yet",
+        "spares moving what is written anew next: no known use yet",
     ),
     ("cuMemPrefetchBatchAsync", ONE_CALL),
     (

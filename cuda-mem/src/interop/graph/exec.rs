@@ -260,10 +260,6 @@ impl OrderedRelease for LeftMemory {
         false
     }
 
-    fn waits_for_device(&self) -> bool {
-        false
-    }
-
     fn release(&mut self, stream: StreamRef<'_>, _: Option<&Stream>) -> Result<()> {
         free(self.0, stream)
     }

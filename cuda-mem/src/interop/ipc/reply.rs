@@ -42,7 +42,7 @@ enum Through {
     Channel(RawFd),
     /// That of a channel that is gone, or a copy of it.
     Own(OwnedFd),
-    /// The channel is closed. Only buffers that nobody waits for outlive that.
+    /// The channel is closed. Only buffers whose sender expects no answer are left.
     Closed,
 }
 
@@ -119,7 +119,7 @@ impl Socket {
     }
 }
 
-/// As [`Socket`], for buffers that nobody waits for: they do not keep the socket open.
+/// As [`Socket`], for buffers whose sender expects no answer: they do not keep the socket open.
 #[derive(Debug)]
 struct WeakSocket(Weak<Lock<Answers>>);
 

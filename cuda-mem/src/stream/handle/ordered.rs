@@ -20,7 +20,9 @@ pub(crate) trait OrderedRelease: Send {
     fn waits_for_stream(&self) -> bool;
 
     /// Whether the release waits for all work of the device.
-    fn waits_for_device(&self) -> bool;
+    fn waits_for_device(&self) -> bool {
+        false
+    }
 
     /// An error of kind [`ErrorKind::Capturing`], or one that [is held up](crate::Error::is_held_up), if it cannot be done yet.
     /// `handle` is of the same stream, and may be kept; `None` while the last one is being dropped.
