@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, Resource, ReusePolicy};
 
-use super::ends::hold_behind;
+use super::ends::PATIENCE;
 use super::moves::peer;
 use super::rules::{LARGE, Scene};
 use crate::environment::Environment;
-use crate::hold::hold;
+use crate::hold::{hold, hold_for};
 
 const MIB: usize = 1 << 20;
 
@@ -93,7 +93,7 @@ fn marks_show_how_far_a_busy_stream_is(env: &Environment) -> Result<()> {
         }
         let reached = user.context().event()?;
         reached.record(&user)?;
-        let second = hold_behind(&user)?;
+        let second = hold_for(&user, PATIENCE)?;
         for block in later {
             block.free_after([&user])?;
         }
