@@ -45,6 +45,7 @@ fn tell_all(after: After) {
     let Some(observers) = LIST.lock_unless_forked().map(|list| list.clone()) else {
         return;
     };
+    let _now = after.begin();
     // The last handle of a resource may be dropped here, which is not for under the lock.
     for observer in observers.iter().filter_map(Weak::upgrade) {
         observer.after_wait(after);

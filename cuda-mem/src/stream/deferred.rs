@@ -10,6 +10,7 @@
 //! - No try waits for a stream. The driver waits for the whole device when it frees host memory. Such an entry is tried
 //!   only after a wait that the program asked for, where memory is out, before a request that may itself wait for memory,
 //!   and when the last handle of its stream ends: any other call may be what the device waits for.
+//!   The same holds for what a try drops.
 //! - An entry that is not ready is tried less and less often. After a wait for a whole context every entry is tried, and
 //!   before each use of a stream the entries released in the order of that stream.
 //! - A fork leaves the whole queue to the parent.
@@ -64,6 +65,24 @@ impl After {
     fn may_try(self, deferred: &dyn Deferred) -> bool {
         self == Self::Wait || !deferred.waits_for_device()
     }
+
+    /// Until the guard is dropped, what this thread releases is released after this.
+    pub(crate) fn begin(self) -> Now {
+        Now {
+            outer: NOW.replace(self),
+        }
+    }
+}
+
+/// See [`After::begin`].
+pub(crate) struct Now {
+    outer: After,
+}
+
+impl Drop for Now {
+    fn drop(&mut self) {
+        NOW.set(self.outer);
+    }
 }
 
 /// A stream in whose order something is released.
@@ -109,6 +128,9 @@ thread_local! {
     static IS_AGAIN: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is trying an entry.
     static IS_TRYING: Cell<bool> = const { Cell::new(false) };
+    /// What this thread has just done, while it does what follows from that. Elsewhere the program drops things itself, and
+    /// then a drop may wait.
+    static NOW: Cell<After> = const { Cell::new(After::Wait) };
 }
 
 /// This thread is in a call of a memory resource, which may hold locks of its own: meanwhile nothing is given back to
@@ -191,7 +213,7 @@ fn keep(order: Option<Order>, deferred: Box<dyn Deferred>) {
 
 /// Releases something now if possible, or else keeps it. The error is the one that would be reported.
 pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Error> {
-    if ResourceCall::is_running() {
+    if ResourceCall::is_running() || !NOW.get().may_try(&*deferred) {
         defer(deferred);
         return Ok(());
     }
@@ -259,6 +281,7 @@ fn poll_entries(after: After, all: bool) {
 }
 
 fn poll_in_passes(after: After) {
+    let _now = after.begin();
     let mut is_all = false;
     for _ in 0..PASSES {
         let entries = queue().len();
@@ -299,21 +322,32 @@ impl Drop for Poll {
 /// Tries this many entries, from the front of the queue. Returns how many it has released.
 fn pass(entries: usize, after: After, all: bool) -> usize {
     let mut released = 0;
-    for _ in 0..entries {
-        // One at a time, so that the others stay reachable meanwhile.
-        let Some(mut entry) = queue().pop_front() else {
-            break;
-        };
-        if !after.may_try(&*entry.deferred) {
-            queue().push_back(entry);
-        } else if entry.pause > 0 && !all {
-            entry.pause -= 1;
-            queue().push_back(entry);
-        } else if PendingTry::new(entry).release(Deferred::try_release) {
+    let mut left = entries;
+    // One at a time, so that the others stay reachable meanwhile.
+    while let Some(entry) = next(&mut left, after, all) {
+        if PendingTry::new(entry).release(Deferred::try_release) {
             released += 1;
         }
     }
     released
+}
+
+/// Takes the next entry that is to be tried, of this many at the front of the queue. Those that are passed go to its end
+/// without leaving it: the last handle of their stream finds them there.
+fn next(left: &mut usize, after: After, all: bool) -> Option<Entry> {
+    let mut queue = queue();
+    while *left > 0 {
+        *left -= 1;
+        let mut entry = queue.pop_front()?;
+        if after.may_try(&*entry.deferred) {
+            if entry.pause == 0 || all {
+                return Some(entry);
+            }
+            entry.pause -= 1;
+        }
+        queue.push_back(entry);
+    }
+    None
 }
 
 /// Releases the entries of the stream that can be released now.
@@ -331,6 +365,7 @@ pub(crate) fn release_in_order(
     if !may_release() {
         return;
     }
+    let _now = after.begin();
     let mut found = {
         let mut queue = queue();
         let (found, rest) = std::mem::take(&mut *queue)

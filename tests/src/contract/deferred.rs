@@ -430,18 +430,47 @@ fn what_waits_for_the_device_ends_after_a_wait(env: &Environment) -> Result<()> 
         drop(MemoryPool::builder(&env.device()?).build()?);
         Ok(drop_counts().waiting)
     };
-    let (answer, is_in_time) = std::thread::scope(|scope| {
+    let waiting = beside(second_hold, calls)?;
+    ensure!(waiting >= 1, "nothing was left to release");
+    other.synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// What the calls return while this is held, which they must not wait for.
+fn beside<T: Send>(held: impl Sized, calls: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
         let calls = scope.spawn(calls);
         let begin = Instant::now();
         while !calls.is_finished() && begin.elapsed() < PATIENCE {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         let is_in_time = calls.is_finished();
-        drop(second_hold);
-        (calls.join(), is_in_time)
-    });
-    let waiting = answer.map_err(|_| anyhow!("the thread panicked"))??;
-    ensure!(is_in_time, "a call waited for the other stream");
+        drop(held);
+        let answer = calls.join().map_err(|_| anyhow!("the thread panicked"))?;
+        ensure!(is_in_time, "a call waited for another stream");
+        answer
+    })
+}
+
+/// The buffer's free does not wait for the device, but takes the arena with it, whose end does.
+#[apply(case_alone)]
+fn the_last_buffer_of_an_arena_may_end_after_any_call(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let (first, stream, other) = (env.stream()?, env.stream()?, env.stream()?);
+    let arena = Arena::over(PinnedResource::new(env.driver));
+    // The arena has nothing in the stream, so it refuses the free during the capture.
+    let mut staging = arena.alloc::<u8>(&first, 1000)?;
+    staging.set_stream(&stream)?;
+    begin(&stream, RELAXED)?;
+    drop((staging, arena));
+    end_well(&stream)?;
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    let held = hold(&other)?;
+    let waiting = beside(held, move || {
+        drop(context.stream()?);
+        Ok(drop_counts().waiting)
+    })?;
     ensure!(waiting >= 1, "nothing was left to release");
     other.synchronize()?;
     ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());

@@ -196,6 +196,51 @@ impl Deferred for WaitsForDevice {
     }
 }
 
+/// Its release ends what waits for the device, as the last buffer of an arena does.
+struct Brings(Option<WaitsForDevice>);
+
+impl Deferred for Brings {
+    fn name(&self) -> &'static str {
+        "thing that brings another"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        match self.0.take() {
+            Some(other) => {
+                release_or_defer(Box::new(other)).map_or_else(Outcome::GivenUp, |()| Outcome::Done)
+            }
+            None => Outcome::Done,
+        }
+    }
+}
+
+#[test]
+fn what_a_release_brings_waits_for_the_device_only_after_a_wait() {
+    let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    for after in [After::Call, After::Wait] {
+        let (ready, tries) = (Arc::new(AtomicBool::new(true)), Arc::<AtomicU64>::default());
+        let tried = Tried {
+            ready,
+            tries: Arc::clone(&tries),
+        };
+        defer(Box::new(Brings(Some(WaitsForDevice(tried)))));
+        poll(after);
+        let is_wait = after == After::Wait;
+        assert_eq!(
+            tries.load(Ordering::Relaxed),
+            u64::from(is_wait),
+            "{after:?}"
+        );
+        assert_eq!(entries(), u64::from(!is_wait), "{after:?}");
+        poll(After::Wait);
+        assert_eq!(
+            (tries.load(Ordering::Relaxed), entries()),
+            (1, 0),
+            "{after:?}"
+        );
+    }
+}
+
 /// Stays in its release until it may go on.
 struct Stays(mpsc::Sender<()>, mpsc::Receiver<()>);
 
