@@ -5,7 +5,11 @@ use cuda_mem::Stream;
 use cuda_mem::sys::{CUdeviceptr, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
 
 /// Begins a capture. The modes are 0 for global, 1 for the thread's, 2 for relaxed.
-pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
+///
+/// # Errors
+///
+/// If the driver refuses it.
+pub fn begin(stream: &Stream, mode: u32) -> Result<()> {
     let table = stream.device().driver().table();
     let begin = table.cuStreamBeginCapture_v2.context("no capture")?;
     // SAFETY: the stream is live.
@@ -30,7 +34,11 @@ pub(crate) fn end(stream: &Stream) -> Result<CUresult> {
 }
 
 /// Ends the capture, which must be as good as before.
-pub(crate) fn end_well(stream: &Stream) -> Result<()> {
+///
+/// # Errors
+///
+/// If it is not.
+pub fn end_well(stream: &Stream) -> Result<()> {
     let code = end(stream)?;
     ensure!(
         code == CUresult::CUDA_SUCCESS,

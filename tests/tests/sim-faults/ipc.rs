@@ -6,13 +6,14 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::driver::HandleTypes;
 use cuda_mem::interop::{CaptureMode, Channel, EventHandle, ImportedPool};
 use cuda_mem::sys::{CUresult, CUstream, DriverTable};
 use cuda_mem::{DeviceBuffer, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::foreign::{begin, end_well};
 use cuda_mem_tests::hold::{Held, hold};
 use cuda_mem_tests::sweep::meaning::{
     ASKED_EARLY, CAPTURES, NOT_DESTROYED, NOT_FREED, NOT_ORDERED, STUB,
@@ -144,6 +145,9 @@ mod returns {
     /// Only a hang takes as long.
     const LIMIT: Duration = Duration::from_secs(10);
 
+    /// The mode of a capture that lets its thread do everything else.
+    const RELAXED: u32 = 2;
+
     #[apply(case)]
     fn the_lender_is_told_whichever_call_fails(env: &Environment) -> Result<()> {
         let control = env.control()?;
@@ -262,6 +266,55 @@ mod returns {
             let waiting = drop_counts().waiting;
             let end = end.recv_timeout(LIMIT).context("the lender waits")?;
             let end = end.err().context("it is not given back")?;
+            ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
+            ensure!(end.to_string().contains("cuStreamQuery"), "{end}");
+            ensure!(failures == 2, "it was reported {failures} times");
+            ensure!(waiting == counts.waiting, "{waiting} wait");
+            Ok(())
+        })
+    }
+
+    /// The same in the own stream of another thread, about which nothing can be asked.
+    #[apply(case)]
+    fn a_buffer_of_a_lost_context_is_given_up_without_its_stream(env: &Environment) -> Result<()> {
+        lend(env, |_there, mut received, end| {
+            let (context, other, control) = (env.context()?, env.stream()?, env.control()?);
+            let counts = drop_counts();
+            let (tell, is_dropped) = mpsc::channel();
+            let (go, may_go) = mpsc::channel::<()>();
+            let owner = move || -> Result<()> {
+                let (_current, own) = (context.bind()?, context.per_thread_stream());
+                received.set_stream(&own)?;
+                begin(&own, RELAXED)?;
+                drop(received);
+                end_well(&own)?;
+                tell.send(())?;
+                let _ = may_go.recv();
+                Ok(())
+            };
+            let polls = || -> Result<()> {
+                is_dropped.recv().context("the other thread failed")?;
+                ensure!(drop_counts().waiting == counts.waiting + 1, "it is gone");
+                for nth in 1..=100 {
+                    control.fail("cuStreamQuery", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+                }
+                for _ in 0..8 {
+                    other.synchronize()?;
+                }
+                control.clear_faults();
+                Ok(())
+            };
+            std::thread::scope(|scope| {
+                let owner = scope.spawn(owner);
+                let polled = polls();
+                drop(go);
+                owner.join().map_err(|_| anyhow!("the thread panicked"))??;
+                polled
+            })?;
+            let failures = drop_counts().failures - counts.failures;
+            let waiting = drop_counts().waiting;
+            let end = end.recv_timeout(LIMIT).context("the lender waits")?;
+            let end = end.err().context("it is given back")?;
             ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
             ensure!(end.to_string().contains("cuStreamQuery"), "{end}");
             ensure!(failures == 2, "it was reported {failures} times");

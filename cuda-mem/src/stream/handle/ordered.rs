@@ -150,10 +150,14 @@ impl Ordered {
     /// Nothing can be ordered with the stream: it has ended, or is another thread's own. After a caller has waited for
     /// its whole context, this thread's own stream serves as well.
     fn release_past_stream(&mut self) -> Outcome {
-        if self.context.progress().done() < self.since {
-            return Outcome::NotYet;
-        }
         let own = self.context.per_thread_stream();
+        if self.context.progress().done() < self.since {
+            // Nothing can be learned from the stream. If the context is lost, this one tells.
+            return match own.as_ref().is_done_unless_captured() {
+                Err(error) if error.kind().is_of_lost_context() => self.no_answer(error),
+                _ => Outcome::NotYet,
+            };
+        }
         self.release(own.as_ref(), Some(&own))
     }
 
@@ -175,10 +179,11 @@ impl Ordered {
         }
         if self.object.waits_for_stream() {
             match stream.is_done_unless_captured() {
-                Ok(true) => {}
-                Ok(false) => {
+                Ok(is_done) => {
                     self.has_failed = false;
-                    return Outcome::NotYet;
+                    if !is_done {
+                        return Outcome::NotYet;
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
                 Err(error) => return self.no_answer(error),
