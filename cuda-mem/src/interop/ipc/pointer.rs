@@ -16,7 +16,8 @@ use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::buffer::Loan;
 use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
 use crate::memory::pool;
-use crate::stream::{Stream, recording};
+use crate::memory::resource::CAPTURED;
+use crate::stream::{Stream, StreamRef, recording};
 
 impl<T: Pod> DeviceBuffer<T> {
     /// The location of this buffer, for another process that imports it with [`ImportedPool::import`]. The pool must
@@ -230,6 +231,12 @@ impl Mapping {
 }
 
 impl ExternalOwner for Mapping {
+    /// Does not wait. Once the release has begun it cannot be put off, so a captured stream is refused before.
+    fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
+        stream.refuse_captured(CAPTURED)?;
+        Ok(false)
+    }
+
     #[cfg(target_os = "linux")]
     fn loan(&self) -> Option<Loan> {
         self.received.as_ref().map(Received::loan)
