@@ -124,12 +124,11 @@ impl Stream {
         self.release_deferred();
         let epoch = epoch::take();
         let completion = self.completion()?;
-        let mark = &completion.watched.mark;
-        while !mark.is_done()? {
+        while !completion.is_done()? {
             pause()?;
         }
         // Memory that was freed in the stream serves others only after a wait, which ends at once here (R86).
-        mark.synchronize()?;
+        completion.watched.mark.synchronize()?;
         self.progress().advance(epoch);
         deferred::poll(After::Wait);
         after_wait::tell(After::Wait);
@@ -250,6 +249,11 @@ impl Completion {
             }),
             is_registered: false,
         }
+    }
+
+    /// Asks the driver, for what is not polled.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        self.watched.mark.is_done()
     }
 
     /// The result, or `None` after the waker was stored for it.

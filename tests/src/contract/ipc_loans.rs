@@ -6,11 +6,16 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::base::drop_counts;
 use cuda_mem::interop::{Channel, ImportedPool};
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::Environment;
-use crate::hold::hold;
+use crate::foreign::{begin, end_well};
+use crate::hold::{hold, hold_for};
+
+/// The mode of a capture that lets its thread do everything else.
+const RELAXED: u32 = 2;
 
 /// A pool, a stream, and a channel within this process; its second end has the pool, too.
 fn shared(env: &Environment) -> Result<(MemoryPool, Stream, [Channel; 2], ImportedPool)> {
@@ -216,6 +221,56 @@ fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environmen
         other.synchronize()?; // it looks at what waits, but not each time
         ensure!(began.elapsed() < LIMIT, "the lender is not told");
     }
+    Ok(lent.wait()?)
+}
+
+/// Another library makes the capture, so nothing is known of it before the driver is asked.
+#[apply(case_alone)]
+fn a_buffer_that_is_dropped_in_a_capture_is_given_back_after_it(env: &Environment) -> Result<()> {
+    let (pool, stream, [here, there], imported) = shared(env)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    let other = env.stream()?;
+    let lent = here.lend(&mut buffer)?;
+    // SAFETY: the owner's stream does nothing meanwhile, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &other) }?;
+    other.synchronize()?;
+    begin(&other, RELAXED)?;
+    drop(view);
+    ensure!(!has_message(&here), "it is not freed yet");
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    end_well(&other)?;
+    let began = Instant::now();
+    while !has_message(&here) {
+        other.synchronize()?;
+        ensure!(began.elapsed() < LIMIT, "the lender is not told");
+    }
+    ensure!(drop_counts().failures == 0, "{:?}", drop_counts());
+    Ok(lent.wait()?)
+}
+
+/// Its stream gets more work than it can ever do.
+#[apply(case)]
+fn a_buffer_that_is_dropped_does_not_wait_for_later_work(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, stream, [here, there], imported) = shared(env)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    let busy = env.stream()?;
+    let lent = here.lend(&mut buffer)?;
+    // SAFETY: the owner's stream does nothing meanwhile, and the buffer lives longer.
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &busy) }?;
+    let work = hold(&busy)?;
+    drop(view);
+    let later_work = hold_for(&busy, 4 * LIMIT)?;
+    ensure!(!has_message(&here), "work may still use it");
+    drop(work);
+    let began = Instant::now();
+    while !has_message(&here) && began.elapsed() < LIMIT {
+        stream.synchronize()?; // it looks at what waits, but not each time
+    }
+    let is_told = has_message(&here);
+    drop(later_work);
+    busy.synchronize()?;
+    ensure!(is_told, "the lender is not told");
     Ok(lent.wait()?)
 }
 

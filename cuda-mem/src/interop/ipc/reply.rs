@@ -10,8 +10,8 @@ use super::{socket, wire};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::memory::buffer::Loan;
-use crate::stream::Stream;
 use crate::stream::deferred::{self, Deferred, Outcome};
+use crate::stream::{Completion, Stream};
 
 /// The kinds of the messages.
 pub(super) const RETURNED: u8 = 17;
@@ -264,6 +264,7 @@ impl Received {
         let _ = deferred::release_or_defer(Box::new(PendingReturn {
             received: self,
             stream,
+            freed: None,
         }));
     }
 
@@ -293,6 +294,18 @@ impl Received {
 struct PendingReturn {
     received: Received,
     stream: Stream,
+    /// The end of the free: the stream itself may never be without work again. `None` until it could be marked.
+    freed: Option<Completion>,
+}
+
+impl PendingReturn {
+    fn is_done(&mut self) -> Result<bool> {
+        let freed = match &self.freed {
+            Some(freed) => freed,
+            None => self.freed.insert(self.stream.completion()?),
+        };
+        freed.is_done()
+    }
 }
 
 impl Deferred for PendingReturn {
@@ -301,7 +314,7 @@ impl Deferred for PendingReturn {
     }
 
     fn try_release(&mut self) -> Outcome {
-        let message = match self.stream.as_ref().is_done_unless_captured() {
+        let message = match self.is_done() {
             Ok(true) => returned(self.received.number),
             Ok(false) => return Outcome::NotYet,
             Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
