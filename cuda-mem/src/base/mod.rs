@@ -7,6 +7,7 @@
 //! Destructors cannot return errors and never panic: their failures are [counted](drop_counts) and passed to a
 //! [hook](on_drop_failure).
 
+pub(crate) mod atomic;
 pub(crate) mod barrier;
 pub(crate) mod biased;
 pub(crate) mod error;

@@ -19,11 +19,15 @@ pub(crate) fn start() {
 }
 
 pub(crate) fn end() -> Answer {
-    let fewer = |starts: u32| starts.checked_sub(1);
-    STARTS
-        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer)
-        .map(|_| ())
-        .map_err(|_| nvmlReturn_t::NVML_ERROR_UNINITIALIZED)
+    let order = Ordering::SeqCst;
+    let mut starts = STARTS.load(order);
+    while let Some(fewer) = starts.checked_sub(1) {
+        match STARTS.compare_exchange_weak(starts, fewer, order, order) {
+            Ok(_) => return Ok(()),
+            Err(now) => starts = now,
+        }
+    }
+    Err(nvmlReturn_t::NVML_ERROR_UNINITIALIZED)
 }
 
 pub(crate) fn enter(run: impl FnOnce() -> Answer) -> nvmlReturn_t {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::observer::Observer;
 use crate::arena::SleepContents;
+use crate::base::atomic::try_update;
 use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::base::report::HookDeferringGuard;
 use crate::ledger::{MemoryRange, Recorder};
@@ -350,8 +351,7 @@ impl Reserved {
     fn claim(&self, bytes: u64) -> Result<Claim<'_>> {
         let max = self.max();
         let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
-        let relaxed = Ordering::Relaxed;
-        match self.current.fetch_update(relaxed, relaxed, sum) {
+        match try_update(&self.current, Ordering::Relaxed, sum) {
             Ok(_) => Ok(Claim {
                 reserved: self,
                 bytes,

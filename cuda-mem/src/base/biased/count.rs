@@ -83,11 +83,19 @@ impl<const SLOTS: usize> Count<SLOTS> {
 
     /// Adds a reference, for a caller that has none but keeps the memory, unless all are gone.
     pub(super) fn try_retain(&self) -> bool {
-        let retain = |word: u64| (word != 0).then(|| word.wrapping_add(ONE));
-        let retained = self
-            .word
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, retain);
-        retained.is_ok()
+        let relaxed = Ordering::Relaxed;
+        let mut word = self.word.load(relaxed);
+        while word != 0 {
+            let more = word.wrapping_add(ONE);
+            match self
+                .word
+                .compare_exchange_weak(word, more, relaxed, relaxed)
+            {
+                Ok(_) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
     }
 
     /// Releases a reference. Returns whether it was the last of all; if not, the count may be gone already. Calls

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use crate::base::atomic::try_update;
 use crate::base::lock::Lock;
 use crate::base::report::caught;
 
@@ -100,10 +101,7 @@ impl Budget {
     #[inline]
     pub(super) fn try_take(&self, bytes: u64) -> Result<(), Shortage> {
         let fits = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
-        match self
-            .allocated
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits)
-        {
+        match try_update(&self.allocated, Ordering::SeqCst, fits) {
             Ok(_) => Ok(()),
             Err(_) if bytes > self.limit => Err(Shortage::TooLarge),
             Err(allocated) => Err(Shortage::Full { allocated }),
