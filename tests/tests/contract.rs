@@ -42,8 +42,10 @@ fn main() -> ExitCode {
         Suite::of("devices"),
         Suite::of("collective").serial(),
         // One of them looks at which contexts are active.
-        Suite::made_of("two-devices", |test| {
-            test.kind == Kind::TwoDevices && !test.is_in("collective")
+        Suite::made_of("two-devices", |test| match test.kind {
+            Kind::TwoDevices => !test.is_in("collective"),
+            Kind::Simulator => test.is_in("peers"),
+            _ => false,
         })
         .devices(2)
         .serial(),

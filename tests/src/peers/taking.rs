@@ -130,7 +130,7 @@ fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<
 }
 
 /// Closing takes the access of peers back first.
-#[apply(case_of_two_alone)]
+#[apply(case_of_sim_alone)]
 fn a_pool_that_cannot_be_closed_is_open_to_its_peers_as_before(env: &Environment) -> Result<()> {
     let control = env.control()?;
     let Pair {
