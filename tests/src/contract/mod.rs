@@ -11,6 +11,7 @@ mod default_pool;
 mod default_streams;
 mod deferred;
 mod device;
+mod device_waits;
 mod dlpack;
 mod failure;
 mod foreign;
