@@ -58,7 +58,7 @@ impl Bench {
             .collect();
         ensure!(
             missing.len() < kinds.len(),
-            "no window of the kinds that are asked for: {}",
+            "no CPU mapping of the kinds that are asked for: {}",
             missing.join("; ")
         );
         let any = CpuMappingOptions::new();

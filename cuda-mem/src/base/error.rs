@@ -329,7 +329,7 @@ impl Error {
             Cause::GdrLoad(_) | Cause::GdrClosed(_) => ErrorKind::GdrMissing,
             Cause::Errno { error, .. } => gdr::kind_of_errno(error),
             Cause::NvtxLoad(error) => nvtx::kind_of(error),
-            Cause::NoWindow(_) => ErrorKind::NoWindow,
+            Cause::NoCpuMapping(_) => ErrorKind::NoCpuMapping,
             Cause::NotInTime(_) => ErrorKind::TimedOut,
             Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::NcclLacks(_) | Cause::GdrLacks(_) => {
                 ErrorKind::SymbolMissing

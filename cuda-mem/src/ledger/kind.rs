@@ -64,7 +64,7 @@ kinds! {
     ManagedMemory = "managed memory",
     /// A [`CpuMapping`](crate::cpu_mapping::CpuMapping) through which the host sees memory of a device or of the host,
     /// or a copy of it. 0 bytes: the memory is listed separately.
-    CpuMapping = "window",
+    CpuMapping = "CPU mapping",
     /// A [`Communicator`](crate::collective::Communicator) of NCCL.
     Communicator = "communicator",
     /// Memory that is registered with a communicator. 0 bytes: the memory is listed separately.

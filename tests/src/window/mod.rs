@@ -27,7 +27,7 @@ fn kinds(stream: &Stream) -> Result<Vec<CpuMappingKind>> {
                 anyhow::ensure!(window.kind() == kind);
                 kinds.push(kind);
             }
-            Err(error) => anyhow::ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
+            Err(error) => anyhow::ensure!(error.kind() == ErrorKind::NoCpuMapping, "{error}"),
         }
     }
     for kind in [CpuMappingKind::HostMapped, CpuMappingKind::Copies] {

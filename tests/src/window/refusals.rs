@@ -36,7 +36,7 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
             .open(&mut buffer)
             .map(drop);
         let error = refused.expect_err("it is not here");
-        ensure!(error.kind() == ErrorKind::NoWindow, "{error}");
+        ensure!(error.kind() == ErrorKind::NoCpuMapping, "{error}");
         ensure!(
             error.to_string().contains(&format!("not {kind}: ")),
             "{error}"
@@ -70,7 +70,7 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
         .refuse(CpuMappingKind::ALL)
         .open(&mut buffer);
     let error = none.map(drop).expect_err("all are refused");
-    ensure!(error.kind() == ErrorKind::NoWindow && error.to_string().contains("not wanted"));
+    ensure!(error.kind() == ErrorKind::NoCpuMapping && error.to_string().contains("not wanted"));
     ensure!(buffer.to_vec()? == vec![3; len], "nothing is lost");
     Ok(())
 }
@@ -212,7 +212,7 @@ fn a_wish_for_a_mapping_holds_for_memory_of_the_host(env: &Environment) -> Resul
                 }
                 Err(error) => {
                     ensure!(
-                        wish != kind && error.kind() == ErrorKind::NoWindow,
+                        wish != kind && error.kind() == ErrorKind::NoCpuMapping,
                         "{error}"
                     );
                 }

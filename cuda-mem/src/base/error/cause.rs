@@ -57,8 +57,8 @@ pub(super) enum Cause {
     },
     #[error("{0}")]
     NotInTime(String),
-    #[error("no window: {0}")]
-    NoWindow(String),
+    #[error("no CPU mapping: {0}")]
+    NoCpuMapping(String),
     #[error(
         "this process was forked after NVML was initialised, or while a thread was opening it; look for the GPU \
          before the fork and hand its UUID on, or in a new process (exec)"

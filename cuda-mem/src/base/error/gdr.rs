@@ -30,7 +30,7 @@ impl Error {
     }
 
     pub(crate) fn no_window(reasons: String) -> Self {
-        Self::from(Cause::NoWindow(reasons))
+        Self::from(Cause::NoCpuMapping(reasons))
     }
 
     /// The system's error number, if a function returned one.

@@ -69,7 +69,7 @@ pub enum ErrorKind {
     /// The memory is not registered with the driver. Nothing was changed.
     NotRegistered,
     /// None of the allowed CPU mappings is available; the text gives the reason for each.
-    NoWindow,
+    NoCpuMapping,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
 }
@@ -119,7 +119,7 @@ impl fmt::Display for ErrorKind {
             Self::NotFound => "not found",
             Self::AlreadyRegistered => "already registered",
             Self::NotRegistered => "not registered",
-            Self::NoWindow => "no window",
+            Self::NoCpuMapping => "no CPU mapping",
             Self::Other => "other error",
         })
     }

@@ -27,7 +27,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::GdrLacks(_) => "GdrLacks",
         Cause::GdrClosed(_) => "GdrClosed",
         Cause::Errno { .. } => "Errno",
-        Cause::NoWindow(_) => "NoWindow",
+        Cause::NoCpuMapping(_) => "NoCpuMapping",
         Cause::NotInTime(_) => "NotInTime",
         Cause::NvmlForked => "NvmlForked",
         Cause::Driver { .. } => "Driver",
@@ -107,7 +107,7 @@ fn samples() -> Vec<Error> {
             error: gone(),
             asked: asked(),
         },
-        Cause::NoWindow(text()),
+        Cause::NoCpuMapping(text()),
         Cause::NotInTime(text()),
         Cause::NvmlForked,
         Cause::Driver {

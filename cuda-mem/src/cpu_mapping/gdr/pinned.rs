@@ -133,7 +133,7 @@ impl GdrMapping {
 
 impl Drop for GdrMapping {
     fn drop(&mut self) {
-        report::release("window", || self.end());
+        report::release("CPU mapping", || self.end());
     }
 }
 

@@ -76,6 +76,6 @@ impl DmaBufMapping {
 
 impl Drop for DmaBufMapping {
     fn drop(&mut self) {
-        report::release("window", || self.unmap());
+        report::release("CPU mapping", || self.unmap());
     }
 }

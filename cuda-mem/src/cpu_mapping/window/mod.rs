@@ -44,14 +44,14 @@ use view::{Backend, View};
 /// let options = CpuMappingOptions::new();
 /// let mut mailbox = options.alloc::<u64>(&stream, 512)?;
 ///
-/// let mut window = options.open(&mut mailbox)?;
-/// window.store(0, 1)?;                // one store of 8 bytes
-/// window.write(8, &[2, 3, 4])?;       // streaming stores
-/// window.flush()?;                    // now the device has them
+/// let mut mapping = options.open(&mut mailbox)?;
+/// mapping.store(0, 1)?;                // one store of 8 bytes
+/// mapping.write(8, &[2, 3, 4])?;       // streaming stores
+/// mapping.flush()?;                    // now the device has them
 /// let mut seen = [0; 3];
-/// window.read(8, &mut seen)?;
-/// assert_eq!((window.load(0)?, seen), (1, [2, 3, 4]));
-/// window.close()?;
+/// mapping.read(8, &mut seen)?;
+/// assert_eq!((mapping.load(0)?, seen), (1, [2, 3, 4]));
+/// mapping.close()?;
 ///
 /// assert_eq!(mailbox.to_vec()?[8..11], [2, 3, 4]);
 /// # Ok::<(), cuda_mem::Error>(())
@@ -79,9 +79,9 @@ use view::{Backend, View};
 /// # use cuda_mem::DeviceBuffer;
 /// # use cuda_mem::cpu_mapping::CpuMappingOptions;
 /// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
-/// let mut window = CpuMappingOptions::new().open(&mut buffer)?;
+/// let mut mapping = CpuMappingOptions::new().open(&mut buffer)?;
 /// drop(buffer); // error: it is borrowed
-/// window.store(0, 1)?;
+/// mapping.store(0, 1)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -92,9 +92,9 @@ use view::{Backend, View};
 /// # use cuda_mem::DeviceBuffer;
 /// # use cuda_mem::cpu_mapping::CpuMappingOptions;
 /// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
-/// let mut window = CpuMappingOptions::new().open(&mut buffer)?;
-/// window.close()?;
-/// window.store(0, 1)?; // error: use of moved value
+/// let mut mapping = CpuMappingOptions::new().open(&mut buffer)?;
+/// mapping.close()?;
+/// mapping.store(0, 1)?; // error: use of moved value
 /// # Ok(())
 /// # }
 /// ```

@@ -31,11 +31,11 @@ pub(super) const READ_LIMIT: usize = 4 << 10;
 /// # cuda_sim::use_if_no_driver();
 /// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
 /// let options = CpuMappingOptions::new().refuse([CpuMappingKind::Gdrcopy]);
-/// let mut flags = options.alloc::<u32>(&stream, 16)?; // memory that suits such a window
-/// let mut window = options.open(&mut flags)?;
-/// window.store(3, 7)?;
-/// assert_eq!(window.load(3)?, 7);
-/// println!("{}", window.choice()); // which kind, and why not another one
+/// let mut flags = options.alloc::<u32>(&stream, 16)?; // memory that suits such a mapping
+/// let mut mapping = options.open(&mut flags)?;
+/// mapping.store(3, 7)?;
+/// assert_eq!(mapping.load(3)?, 7);
+/// println!("{}", mapping.choice()); // which kind, and why not another one
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl CpuMappingOptions {
     ///
     /// # Errors
     ///
-    /// [`NoWindow`](crate::ErrorKind::NoWindow) if no allowed kind is available, with the reason for each;
+    /// [`NoCpuMapping`](crate::ErrorKind::NoCpuMapping) if no allowed kind is available, with the reason for each;
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a range outside the buffer;
     /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; otherwise any error of the
     /// wait.
@@ -136,9 +136,9 @@ impl CpuMappingOptions {
     /// // A flag that both sides use at any time.
     /// let request = PlacementRequest::elements::<u32>(1).access(AccessPattern::Shared).zeroed();
     /// let mut flag = request.place(&machine)?.allocate::<u32>(&stream)?;
-    /// let mut window = CpuMappingOptions::new().open(&mut flag)?;
-    /// assert_eq!(window.load(0)?, 0);
-    /// window.store(0, 1)?; // a kernel that runs sees it
+    /// let mut mapping = CpuMappingOptions::new().open(&mut flag)?;
+    /// assert_eq!(mapping.load(0)?, 0);
+    /// mapping.store(0, 1)?; // a kernel that runs sees it
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[track_caller]

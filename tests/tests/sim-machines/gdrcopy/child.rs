@@ -69,7 +69,7 @@ fn the_kinds_that_were_named_are_had(env: &Environment) -> Result<()> {
         let mut buffer = memory::<u32>(&stream, kind, 1000)?;
         match CpuMappingOptions::new().only([kind]).open(&mut buffer) {
             Ok(window) => had.push(window.kind().to_string()),
-            Err(error) => ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
+            Err(error) => ensure!(error.kind() == ErrorKind::NoCpuMapping, "{error}"),
         }
     }
     ensure!(had == expected(), "{had:?}");

@@ -127,7 +127,7 @@ pub(crate) fn wishes(env: &Environment) -> Result<()> {
                 println!("{wish}: {kind}");
             }
             Err(error) => {
-                ensure!(error.kind() == ErrorKind::NoWindow, "{error}");
+                ensure!(error.kind() == ErrorKind::NoCpuMapping, "{error}");
                 println!("{wish}: {error}");
             }
         }
