@@ -251,7 +251,7 @@ impl Completion {
         }
     }
 
-    /// Asks the driver, for what is not polled.
+    /// Asks the driver, for callers that do not poll the future.
     pub(crate) fn is_done(&self) -> Result<bool> {
         self.watched.mark.is_done()
     }

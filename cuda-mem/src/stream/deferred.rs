@@ -10,7 +10,7 @@
 //! - No try waits for a stream. The driver waits for the whole device when it frees host memory. Such an entry is tried
 //!   only after a wait that the program asked for, where memory is out, before a request that may itself wait for memory,
 //!   and when the last handle of its stream ends: any other call may be what the device waits for.
-//!   The same holds for what a try drops.
+//!   The same holds for an arena that ends in a try.
 //! - An entry that is not ready is tried less and less often. After a wait for a whole context every entry is tried, and
 //!   before each use of a stream the entries released in the order of that stream.
 //! - A fork leaves the whole queue to the parent.
@@ -33,7 +33,7 @@ pub(crate) trait Deferred: Any + Send {
     /// Releases it if that is possible now, without waiting for a stream.
     fn try_release(&mut self) -> Outcome;
 
-    /// Whether the release waits for all work of the device.
+    /// Whether the release waits for all work of the device. Asked once.
     fn waits_for_device(&self) -> bool {
         false
     }
@@ -62,11 +62,12 @@ pub(crate) enum After {
 }
 
 impl After {
-    fn may_try(self, deferred: &dyn Deferred) -> bool {
-        self == Self::Wait || !deferred.waits_for_device()
+    /// Whether something may be tried now that waits for the device, or does not.
+    fn may_try(self, waits_for_device: bool) -> bool {
+        self == Self::Wait || !waits_for_device
     }
 
-    /// Until the guard is dropped, what this thread releases is released after this.
+    /// While the guard lives, what ends on this thread is released by the rules for this.
     pub(crate) fn begin(self) -> Now {
         Now {
             outer: NOW.replace(self),
@@ -75,6 +76,7 @@ impl After {
 }
 
 /// See [`After::begin`].
+#[must_use]
 pub(crate) struct Now {
     outer: After,
 }
@@ -96,6 +98,7 @@ pub(crate) enum Order {
 
 struct Entry {
     deferred: Box<dyn Deferred>,
+    waits_for_device: bool,
     /// The stream in whose order it is released.
     order: Option<Order>,
     /// Failed tries.
@@ -203,8 +206,11 @@ pub(crate) fn defer_in_order(order: Order, deferred: Box<dyn Deferred>) {
 
 fn keep(order: Option<Order>, deferred: Box<dyn Deferred>) {
     ENTRIES.fetch_add(1, Ordering::Relaxed);
+    // A resource of the program may answer, so not under the lock.
+    let waits_for_device = deferred.waits_for_device();
     queue().push_back(Entry {
         deferred,
+        waits_for_device,
         order,
         tries: 0,
         pause: 0,
@@ -213,7 +219,7 @@ fn keep(order: Option<Order>, deferred: Box<dyn Deferred>) {
 
 /// Releases something now if possible, or else keeps it. The error is the one that would be reported.
 pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Error> {
-    if ResourceCall::is_running() || !NOW.get().may_try(&*deferred) {
+    if ResourceCall::is_running() || !NOW.get().may_try(deferred.waits_for_device()) {
         defer(deferred);
         return Ok(());
     }
@@ -339,7 +345,7 @@ fn next(left: &mut usize, after: After, all: bool) -> Option<Entry> {
     while *left > 0 {
         *left -= 1;
         let mut entry = queue.pop_front()?;
-        if after.may_try(&*entry.deferred) {
+        if after.may_try(entry.waits_for_device) {
             if entry.pause == 0 || all {
                 return Some(entry);
             }
@@ -370,7 +376,7 @@ pub(crate) fn release_in_order(
         let mut queue = queue();
         let (found, rest) = std::mem::take(&mut *queue)
             .into_iter()
-            .partition(|entry| entry.order == Some(order) && after.may_try(&*entry.deferred));
+            .partition(|entry| entry.order == Some(order) && after.may_try(entry.waits_for_device));
         *queue = rest;
         Taken(found)
     };

@@ -152,7 +152,7 @@ impl Ordered {
     fn release_past_stream(&mut self) -> Outcome {
         let own = self.context.per_thread_stream();
         if self.context.progress().done() < self.since {
-            // Nothing can be learned from the stream. If the context is lost, this one tells.
+            // Nothing can be learned from the stream. If the context is lost, this thread's own stream tells.
             return match own.as_ref().is_done_unless_captured() {
                 Err(error) if error.kind().is_of_lost_context() => self.no_answer(error),
                 _ => Outcome::NotYet,
