@@ -4,6 +4,9 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
 use cuda_mem::sys::{CUdeviceptr, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
 
+/// The mode of a capture that lets its thread do everything else.
+pub const RELAXED: u32 = 2;
+
 /// Begins a capture. The modes are 0 for global, 1 for the thread's, 2 for relaxed.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ const COVERAGE: Suite = Suite::made_of("coverage", |test| match test.kind {
     Kind::Any => ["contract", "resources", "host", "window"]
         .iter()
         .any(|module| test.is_in(module)),
-    Kind::Simulator => test.is_in("host"),
+    Kind::Simulator => test.is_in("host") || test.is_in("peers"),
     _ => false,
 })
 .staged();

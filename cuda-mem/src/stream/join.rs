@@ -2,7 +2,7 @@
 
 use cuda_driver_sys::CUevent;
 
-use crate::base::error::Result;
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::telemetry::event;
 use crate::driver::raw;
 use crate::stream::launches;
@@ -86,6 +86,28 @@ pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> 
     }
     check_driver(earlier, later)?;
     Mark::after(earlier)?.make_wait(later)
+}
+
+/// As [`order`], where it can be put off: an error of kind [`Capturing`](crate::ErrorKind::Capturing) if only one of the streams is
+/// captured. The driver would draw the later one into the graph, so that its work is no longer done, or spoil the capture of
+/// the later one.
+pub(crate) fn order_outside_captures(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
+    if earlier == later {
+        return Ok(());
+    }
+    let is_captured = |stream: StreamRef<'_>| match stream.refuse_captured("") {
+        Err(error) if error.kind() == ErrorKind::Capturing => Ok(true),
+        answer => answer.map(|()| false),
+    };
+    // Those of other threads cannot be asked, nor ordered.
+    let can_be_asked = !earlier.is_foreign() && !later.is_foreign();
+    if can_be_asked && is_captured(earlier)? != is_captured(later)? {
+        return Err(Error::capturing(format!(
+            "one of {earlier} and {later} is being captured into a graph, and the other is not, so neither can wait for the \
+             other"
+        )));
+    }
+    order(earlier, later)
 }
 
 fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {

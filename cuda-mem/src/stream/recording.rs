@@ -316,6 +316,19 @@ pub(crate) fn with_relaxed_capture_mode<T>(
     answer
 }
 
+/// As [`with_relaxed_capture_mode`]; if the mode cannot be set, the call is made all the same, because nobody would make it
+/// later.
+#[cold]
+pub(crate) fn relaxed_if_possible<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut call = Some(call);
+    let answer = with_relaxed_capture_mode(table, || Ok(call.take().map(|call| call())));
+    match (answer, call) {
+        (_, Some(call)) => call(),
+        (Ok(Some(answer)), None) => answer,
+        (answer, None) => Err(answer.err().unwrap_or_else(recorded_already)),
+    }
+}
+
 /// As [`with_relaxed_capture_mode`] while this crate captures any stream; otherwise only makes the call.
 #[inline]
 pub(crate) fn relaxed_while_capturing<T>(

@@ -14,7 +14,7 @@ use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
-use crate::foreign::{begin, end, end_well};
+use crate::foreign::{RELAXED, begin, end, end_well};
 use crate::hold::{hold, hold_for};
 
 /// Only to end a test that fails.
@@ -22,9 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The mode of a capture that forbids much to all threads.
 const GLOBAL: u32 = 0;
-
-/// The mode of a capture that lets its thread do everything else.
-const RELAXED: u32 = 2;
 
 /// Drops a buffer while another library captures its stream. Afterwards it is still allocated.
 fn drop_in_a_capture(pool: &MemoryPool, stream: &Stream) -> Result<()> {

@@ -11,14 +11,11 @@ use cuda_mem::{Arena, MemoryPool};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
-use crate::foreign::{begin, end_well};
+use crate::foreign::{RELAXED, begin, end_well};
 use crate::hold::{hold, hold_for};
 
 /// Only to end a test that fails.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The mode of a capture that lets its thread do everything else.
-const RELAXED: u32 = 2;
 
 /// The driver waits for the whole device when it frees host memory. A call that must not wait for that leaves it to one
 /// that waits anyway: what the device is busy with may wait for the host.

@@ -9,11 +9,8 @@ use cuda_mem::sys::CUresult;
 use super::capture_elsewhere::by_another_thread;
 use super::graph::MODES;
 use crate::environment::Environment;
-use crate::foreign::{begin, end_well};
+use crate::foreign::{RELAXED, begin, end_well};
 use crate::hold::hold;
-
-/// The mode of a capture that lets its thread do everything else.
-const RELAXED: u32 = 2;
 
 #[apply(case_alone)]
 fn an_imported_pool_ends_beside_a_capture(env: &Environment) -> Result<()> {

@@ -11,11 +11,8 @@ use cuda_mem::interop::{Channel, ImportedPool};
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::Environment;
-use crate::foreign::{begin, end_well};
+use crate::foreign::{RELAXED, begin, end_well};
 use crate::hold::{hold, hold_for};
-
-/// The mode of a capture that lets its thread do everything else.
-const RELAXED: u32 = 2;
 
 /// A pool, a stream, and a channel within this process; its second end has the pool, too.
 fn shared(env: &Environment) -> Result<(MemoryPool, Stream, [Channel; 2], ImportedPool)> {
@@ -229,26 +226,35 @@ fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environmen
 fn a_buffer_that_is_dropped_in_a_capture_is_given_back_after_it(env: &Environment) -> Result<()> {
     let (pool, stream, [here, there], imported) = shared(env)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
-    let other = env.stream()?;
+    let busy = env.stream()?;
     let lent = here.lend(&mut buffer)?;
     // SAFETY: the owner's stream does nothing meanwhile, and the buffer lives longer.
-    let view = unsafe { there.receive_buffer::<u8>(&imported, &other) }?;
-    other.synchronize()?;
-    begin(&other, RELAXED)?;
+    let view = unsafe { there.receive_buffer::<u8>(&imported, &busy) }?;
+    busy.synchronize()?;
+    begin(&busy, RELAXED)?;
     drop(view);
     ensure!(!has_message(&here), "it is not freed yet");
     ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
-    end_well(&other)?;
+    end_well(&busy)?;
+    // From here on the stream is never idle.
+    let work = hold(&busy)?;
+    stream.synchronize()?;
+    let later_work = hold_for(&busy, 4 * LIMIT)?;
+    ensure!(!has_message(&here), "work may still use it");
+    drop(work);
     let began = Instant::now();
-    while !has_message(&here) {
-        other.synchronize()?;
-        ensure!(began.elapsed() < LIMIT, "the lender is not told");
+    while !has_message(&here) && began.elapsed() < LIMIT {
+        stream.synchronize()?; // it looks at what waits, but not each time
     }
+    let is_told = has_message(&here);
+    drop(later_work);
+    busy.synchronize()?;
+    ensure!(is_told, "the lender is not told");
     ensure!(drop_counts().failures == 0, "{:?}", drop_counts());
     Ok(lent.wait()?)
 }
 
-/// Its stream gets more work than it can ever do.
+/// Its stream is never idle.
 #[apply(case)]
 fn a_buffer_that_is_dropped_does_not_wait_for_later_work(env: &Environment) -> Result<()> {
     let _calm = env.shared();

@@ -15,6 +15,8 @@ mod device_waits;
 mod dlpack;
 mod failure;
 mod foreign;
+#[cfg(unix)]
+mod foreign_captures;
 mod futures;
 mod graph;
 #[cfg(windows)]

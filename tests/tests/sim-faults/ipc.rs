@@ -8,14 +8,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::driver::HandleTypes;
 use cuda_mem::interop::{CaptureMode, Channel, EventHandle, ImportedPool};
 use cuda_mem::sys::{CUresult, CUstream, DriverTable};
 use cuda_mem::{DeviceBuffer, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::foreign::{begin, end_well};
 use cuda_mem_tests::hold::{Held, hold};
 use cuda_mem_tests::sweep::meaning::{
     ASKED_EARLY, CAPTURES, NOT_DESTROYED, NOT_FREED, NOT_ORDERED, STUB,

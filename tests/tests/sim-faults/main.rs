@@ -8,6 +8,7 @@ extern crate cuda_mem_tests;
 mod arena;
 mod arena_moves;
 mod collective;
+mod deferred;
 mod dlpack;
 mod graph;
 mod host;

@@ -19,9 +19,9 @@ use crate::base::lock::Lock;
 use crate::driver::device::Device;
 use crate::driver::pointer::MemoryKind;
 use crate::driver::raw;
-use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
+use crate::memory::buffer::{DeviceBuffer, ExternalOwner, Refused};
 use crate::memory::slice::{self as slices, DeviceMemory, DeviceSlice, DeviceSliceMut};
-use crate::stream::join::order;
+use crate::stream::join::order_outside_captures;
 use crate::stream::{Stream, StreamRef};
 
 /// Memory of another library, described by a DLPack tensor, for use in the order of a stream.
@@ -445,13 +445,13 @@ impl ExternalOwner for Tensor {
         // Or else the producer's stream would be drawn into the capture.
         stream.refuse_captured(CAPTURED)?;
         // The host can always wait instead, also where the producer's stream is captured.
-        let ordered = order(stream, producer.as_ref());
+        let ordered = order_outside_captures(stream, producer.as_ref());
         ordered
             .or_else(|_| stream.wait_unless_captured())
             .map(|()| true)
     }
 
-    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+    fn release(self: Box<Self>, _: &Stream) -> Result<(), Refused> {
         // Nobody calls this after `wait`, which has done everything.
         Ok(())
     }

@@ -277,7 +277,7 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
         "the stream in which the graph left memory is being captured; free it afterwards",
     )?;
     // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
-    unsafe { pool::free_with_retry(address, stream) }
+    unsafe { pool::free_harmlessly(address, stream) }
 }
 
 impl Drop for GraphExec {
@@ -286,7 +286,7 @@ impl Drop for GraphExec {
         ledger::remove(&self.item());
         let table = self.graph.context.driver().table();
         report::release("graph instance", || {
-            recording::relaxed_while_capturing(table, || {
+            recording::relaxed_if_possible(table, || {
                 // SAFETY: the instance is this value's.
                 unsafe { raw::graph::destroy_exec(table, self.raw) }
             })

@@ -16,7 +16,7 @@ use super::socket::PAUSE;
 use super::{registry, socket, wire};
 use crate::base::error::{Error, ErrorKind, Failed, Result};
 use crate::driver::device::Device;
-use crate::memory::buffer::{DeviceBuffer, Loan};
+use crate::memory::buffer::{DeviceBuffer, Loan, ReturnAttempt};
 use crate::memory::pool::MemoryPool;
 use crate::stream::Stream;
 use crate::stream::context::Context;
@@ -183,17 +183,17 @@ impl Channel {
             .wait_for_pending_uses()
             .and_then(|()| buffer.stream().as_ref().wait_uncaptured())
         {
-            buffer.note_failed_return(Some(error.to_string()));
+            buffer.note_return(ReturnAttempt::after(&error));
             return Err(Failed::new(error, buffer));
         }
-        buffer.note_failed_return(None);
+        buffer.note_return(ReturnAttempt::Begun);
         match buffer.free_sync() {
             Ok(()) => self.answer(reply::returned(number)).map_err(Failed::lost),
             Err(failed) => {
-                let words = failed.error.to_string();
                 match &failed.object {
-                    Some(buffer) => buffer.note_failed_return(Some(words)),
+                    Some(buffer) => buffer.note_return(ReturnAttempt::after(&failed.error)),
                     None => {
+                        let words = failed.error.to_string();
                         // The caller gets the first failure; after a second one the channel is closed.
                         let _ = self.answer(reply::failed(number, &words));
                     }

@@ -12,6 +12,10 @@ impl Received {
         match self {}
     }
 
+    pub(super) fn waits_to_end(&self) -> bool {
+        match *self {}
+    }
+
     pub(super) fn abandon(&self, _: &Error) {
         match *self {}
     }

@@ -7,14 +7,13 @@ use super::handles::{PointerToken, SharedBuffer};
 use super::pool::ImportedPool;
 use super::registry;
 use super::reply::Received;
-use crate::base::error::{Error, Result};
-use crate::base::report;
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::buffer::{DeviceBuffer, ExternalOwner, Refused};
 #[cfg(target_os = "linux")]
-use crate::memory::buffer::Loan;
-use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
+use crate::memory::buffer::{Loan, ReturnAttempt};
 use crate::memory::pool;
 use crate::memory::resource::CAPTURED;
 use crate::stream::{Stream, StreamRef, recording};
@@ -175,8 +174,11 @@ impl ImportedPool {
             Ok(device) => Ok(unsafe { DeviceBuffer::kept(stream, device, address, len, mapping) }),
             Err(error) => {
                 #[cfg(target_os = "linux")]
-                mapping.note_failed_return(None);
-                report::release("imported buffer", || mapping.release(stream));
+                mapping.note_return(ReturnAttempt::Begun);
+                // Its end frees the memory, now or after a capture of the stream.
+                //
+                // SAFETY: the memory is mapped until then, and nobody uses it.
+                drop(unsafe { DeviceBuffer::<u8>::kept(stream, None, address, bytes, mapping) });
                 Err(error)
             }
         }
@@ -243,9 +245,9 @@ impl ExternalOwner for Mapping {
     }
 
     #[cfg(target_os = "linux")]
-    fn note_failed_return(&self, failure: Option<String>) {
+    fn note_return(&self, what: ReturnAttempt) {
         if let Some(received) = &self.received {
-            received.set_failure(failure);
+            received.note_return(what);
         }
     }
 
@@ -255,22 +257,32 @@ impl ExternalOwner for Mapping {
         }
     }
 
-    fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
-        ledger::remove(&self.item());
-        let Self {
-            pool,
-            address,
-            received,
-            ..
-        } = *self;
-        let freed = registry::release_pointer(pool.driver(), pool.as_raw(), address, stream);
-        if let Some(received) = received {
+    fn waits_for_stream(&self) -> bool {
+        self.received.as_ref().is_some_and(Received::waits_to_end)
+    }
+
+    fn release(self: Box<Self>, stream: &Stream) -> Result<(), Refused> {
+        let item = self.item();
+        let ended = ledger::remove(&item);
+        let (driver, pool) = (self.pool.driver(), self.pool.as_raw());
+        let freed = registry::release_pointer(driver, pool, self.address, stream);
+        let freed = match freed {
+            Err(error) if error.kind() == ErrorKind::Capturing => {
+                ledger::restore(&item, ended);
+                let owner: Option<Box<dyn ExternalOwner>> = Some(self);
+                return Err(Refused { error, owner });
+            }
+            freed => freed,
+        };
+        if let Some(received) = self.received {
             let in_use = match freed {
                 Ok(users @ 1..) => Some(Error::in_use("the other process's memory", users)),
                 _ => None,
             };
             received.end(stream, freed.as_ref().err().or(in_use.as_ref()));
         }
-        freed.map(drop)
+        freed
+            .map(drop)
+            .map_err(|error| Refused { error, owner: None })
     }
 }

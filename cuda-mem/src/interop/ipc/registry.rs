@@ -18,7 +18,7 @@ use crate::driver::raw;
 use crate::memory::pool;
 use crate::stream::Stream;
 use crate::stream::deferred::{self, Deferred, Outcome};
-use crate::stream::join::order;
+use crate::stream::join::order_outside_captures;
 use crate::stream::{recording, waits};
 
 /// The imported pools, by handle.
@@ -144,7 +144,8 @@ fn see(stream: &Stream) -> Result<bool> {
 /// a pool that is destroyed when its frees are only done, but not observed, leaves a descriptor open (R128).
 fn observe(stream: &Stream) -> Result<()> {
     // Not `Stream::synchronize`, which processes deferred releases, and so would come back here.
-    stream.as_ref().wait()
+    let table = stream.context().driver().table();
+    recording::with_relaxed_capture_mode(table, || stream.as_ref().wait())
 }
 
 impl UnusedImport {
@@ -195,18 +196,26 @@ impl UnusedImport {
         let Ok(Some(_exclusion)) = waits::exclude() else {
             return (Ok(()), None);
         };
-        let entry = pools.swap_remove(index);
+        let entry = &mut pools[index];
         let pool = std::ptr::without_provenance_mut(entry.pool);
         let table = self.driver.table();
-        let ends = (0..entry.imports).map(|_| {
-            // SAFETY: the pool has no users and its frees are done (R128). The driver counts one import less per call.
-            // No other pool ends (R28) and no thread waits through this crate (R178). The exporter's memory is not
-            // touched (R59).
-            recording::relaxed_while_capturing(table, || unsafe { raw::pool::destroy(table, pool) })
-        });
-        // If one fails, the others are still tried.
-        let ends: Vec<Result<()>> = ends.collect();
-        (ends.into_iter().collect(), Some(entry))
+        let mut ended = Ok(());
+        while entry.imports > 0 {
+            let end = recording::with_relaxed_capture_mode(table, || {
+                // SAFETY: the pool has no users and its frees are done (R128). The driver counts one import less per
+                // call. No other pool ends (R28) and no thread waits through this crate (R178). The exporter's memory
+                // is not touched (R59).
+                unsafe { raw::pool::destroy(table, pool) }
+            });
+            match end {
+                // The rest is tried again.
+                Err(error) if error.kind() == ErrorKind::Capturing => return (ended, None),
+                // The others are still tried.
+                end => ended = ended.and(end),
+            }
+            entry.imports -= 1;
+        }
+        (ended, Some(pools.swap_remove(index)))
     }
 }
 
@@ -264,21 +273,26 @@ pub(super) fn release_pointer(
         let Some(pointer) = entry.pointers.get_mut(&address) else {
             return Ok((0, None));
         };
+        let is_last = pointer.users == 1;
+        let freed = match is_last {
+            true => free_after(&pointer.ended, address, stream),
+            false => Ok(()),
+        };
+        // Nothing is counted, so that it can be tried again.
+        if let Err(error) = &freed
+            && error.kind() == ErrorKind::Capturing
+        {
+            return freed.map(|()| (0, None));
+        }
         pointer.users -= 1;
         // Also for the last one: if its free fails, a later user waits for it.
         if !pointer.ended.contains(stream) {
             pointer.ended.push(stream.clone());
         }
-        if pointer.users > 0 {
+        if !is_last {
             return Ok((pointer.users, None));
         }
-        // If this fails the mapping stays, rather than being freed while work uses it.
-        for other in &pointer.ended {
-            order(other.as_ref(), stream.as_ref())?;
-        }
-        // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
-        // stream's context is current (R8).
-        unsafe { pool::free_with_retry(address, stream.as_ref()) }?;
+        freed?;
         let pointer = entry.pointers.remove(&address);
         let free = Free::new(stream);
         match entry.frees.iter_mut().find(|free| free.stream == *stream) {
@@ -294,6 +308,17 @@ pub(super) fn release_pointer(
     Ok(users)
 }
 
+/// Frees an import after the work in these streams. If this fails the mapping stays, rather than being freed while work uses
+/// it.
+fn free_after(ended: &[Stream], address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    for other in ended {
+        order_outside_captures(other.as_ref(), stream.as_ref())?;
+    }
+    // SAFETY: this is for the last user, and the stream comes after all of them (R13). A default stream's context is
+    // current (R8).
+    unsafe { pool::free_harmlessly(address, stream.as_ref()) }
+}
+
 /// Forgets those frees of a pool that are complete, so that their streams can be dropped.
 fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
     let mut failure = None;
@@ -302,10 +327,15 @@ fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result
             Ok(true) => {}
             Ok(false) | Err(_) => return false,
         }
-        let seen = observe(&free.stream);
-        let is_seen = seen.is_ok();
-        failure = failure.take().or(seen.err());
-        is_seen
+        match observe(&free.stream) {
+            Ok(()) => true,
+            // A later call sees it.
+            Err(error) if error.kind() == ErrorKind::Capturing => false,
+            Err(error) => {
+                failure.get_or_insert(error);
+                false
+            }
+        }
     });
     if !frees.is_empty() {
         let gone: Vec<Free> = alone(|pools| {

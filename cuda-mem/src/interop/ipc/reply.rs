@@ -9,9 +9,9 @@ use std::sync::{Arc, Weak};
 use super::{socket, wire};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
-use crate::memory::buffer::Loan;
+use crate::memory::buffer::{Loan, ReturnAttempt};
 use crate::stream::deferred::{self, Deferred, Outcome};
-use crate::stream::{Completion, Stream};
+use crate::stream::{Completion, Stream, epoch};
 
 /// The kinds of the messages.
 pub(super) const RETURNED: u8 = 17;
@@ -236,10 +236,13 @@ impl Received {
         }
     }
 
-    /// Giving the buffer back has failed for this reason, or is tried now.
-    pub(super) fn set_failure(&self, failure: Option<String>) {
+    pub(super) fn note_return(&self, what: ReturnAttempt) {
         if let Some(mut answer) = self.answer.lock_unless_forked() {
-            *answer = failure.map_or(Answer::Caller, Answer::Failed);
+            *answer = match what {
+                ReturnAttempt::Begun => Answer::Caller,
+                ReturnAttempt::PutOff => Answer::Release,
+                ReturnAttempt::Failed(words) => Answer::Failed(words),
+            };
         }
     }
 
@@ -259,12 +262,14 @@ impl Received {
         if let Some(words) = failure {
             return self.socket.send(failed(self.number, &words));
         }
-        let stream = stream.clone();
+        // Marked here, because a later call may come from a thread that cannot mark it, or after more work.
+        let freed = stream.completion().ok();
         // It never fails.
         let _ = deferred::release_or_defer(Box::new(PendingReturn {
             received: self,
-            stream,
-            freed: None,
+            stream: stream.clone(),
+            since: epoch::now(),
+            freed,
         }));
     }
 
@@ -282,6 +287,12 @@ impl Received {
         drop(kept.and_then(|mut kept| kept.take()));
     }
 
+    /// Whether [`end`](Self::end) waits for the stream.
+    pub(super) fn waits_to_end(&self) -> bool {
+        let answer = self.answer.lock_unless_forked();
+        answer.is_some_and(|answer| matches!(*answer, Answer::Failed(_)))
+    }
+
     fn take_answer(&self) -> Answer {
         match self.answer.lock_unless_forked() {
             Some(mut answer) => mem::replace(&mut *answer, Answer::Caller),
@@ -294,12 +305,17 @@ impl Received {
 struct PendingReturn {
     received: Received,
     stream: Stream,
+    /// When it was freed.
+    since: u64,
     /// The end of the free: the stream itself may never be without work again. `None` until it could be marked.
     freed: Option<Completion>,
 }
 
 impl PendingReturn {
     fn is_done(&mut self) -> Result<bool> {
+        if self.freed.is_none() && self.stream.is_foreign() {
+            return Ok(self.stream.context().progress().done() >= self.since);
+        }
         let freed = match &self.freed {
             Some(freed) => freed,
             None => self.freed.insert(self.stream.completion()?),
@@ -317,7 +333,11 @@ impl Deferred for PendingReturn {
         let message = match self.is_done() {
             Ok(true) => returned(self.received.number),
             Ok(false) => return Outcome::NotYet,
-            Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
+            Err(error) if error.kind() == ErrorKind::Capturing => {
+                // If the mark is part of a graph, it tells nothing.
+                self.freed = None;
+                return Outcome::NotYet;
+            }
             Err(error) => failed(self.received.number, &error.to_string()),
         };
         self.received.socket.send(message);

@@ -362,7 +362,7 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
             // Another thread's own stream cannot be asked; a wait for its context is one for it.
             let is_done = match other.is_foreign() {
                 true => other.context().progress().done() >= self.epoch,
-                false => other.is_done()?,
+                false => other.as_ref().is_done_unless_captured()?,
             };
             // A later try finds it done.
             if !is_done {

@@ -15,7 +15,7 @@ use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
 use crate::driver::location::Location;
 use crate::mapped::migration_stats::MigrationStats;
-use crate::memory::buffer::{DeviceBuffer, ExternalOwner, bytes_of};
+use crate::memory::buffer::{DeviceBuffer, ExternalOwner, Refused, bytes_of};
 use crate::memory::slice::{DeviceMemoryMut, DeviceSliceMut, Span};
 use crate::stream::{Stream, StreamRef};
 
@@ -67,7 +67,7 @@ impl ExternalOwner for KeptMapping {
         Ok(true)
     }
 
-    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+    fn release(self: Box<Self>, _: &Stream) -> Result<(), Refused> {
         Ok(())
     }
 

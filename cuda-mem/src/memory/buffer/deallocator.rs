@@ -38,6 +38,29 @@ pub(crate) struct Loan {
     pub(crate) channel: usize,
 }
 
+/// An attempt to return memory to another process.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+pub(crate) enum ReturnAttempt {
+    /// It is made now, by one who tells that process.
+    Begun,
+    /// Nothing was done: the end of the buffer returns it.
+    PutOff,
+    /// It failed for this reason.
+    Failed(String),
+}
+
+#[cfg(target_os = "linux")]
+impl ReturnAttempt {
+    /// After this error.
+    pub(crate) fn after(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::Capturing => Self::PutOff,
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// Owns memory that a buffer must not free itself, such as memory of another process.
 pub(crate) trait ExternalOwner: Send + Sync {
     /// Waits for the stream, if the release cannot be stream-ordered. Returns whether it waited: if so, the owner
@@ -46,9 +69,14 @@ pub(crate) trait ExternalOwner: Send + Sync {
         Ok(false)
     }
 
+    /// Whether a release that was put off has to find the stream without work. Not if all of it is stream-ordered.
+    fn waits_for_stream(&self) -> bool {
+        true
+    }
+
     /// Called when the buffer ends. Work submitted to `stream` from now on runs after every use of the memory; work
     /// already submitted may still use it.
-    fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
+    fn release(self: Box<Self>, stream: &Stream) -> Result<(), Refused>;
 
     /// The loan of another process, if this is one.
     #[cfg(target_os = "linux")]
@@ -56,10 +84,9 @@ pub(crate) trait ExternalOwner: Send + Sync {
         None
     }
 
-    /// Records why returning the memory to another process failed; `None` if it is tried now, by one who tells that
-    /// process.
+    /// Records what has become of an attempt to return the memory to another process.
     #[cfg(target_os = "linux")]
-    fn note_failed_return(&self, _failure: Option<String>) {}
+    fn note_return(&self, _return: ReturnAttempt) {}
 
     /// The memory cannot be released because of this, and there will be no further attempt.
     fn abandon(&self, _failure: &Error) {}
@@ -74,6 +101,13 @@ pub(crate) trait ExternalOwner: Send + Sync {
     fn room_bytes(&self) -> Option<usize> {
         None
     }
+}
+
+/// An owner that has not released its memory.
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// The owner, if nothing was done and it can be tried again.
+    pub(crate) owner: Option<Box<dyn ExternalOwner>>,
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -186,8 +220,14 @@ impl<T: Pod> DeviceBuffer<T> {
         match std::mem::replace(&mut *self.deallocator, Deallocator::Driver) {
             Deallocator::Driver => Ok(()),
             Deallocator::External(owner) => {
-                self.address = 0;
-                owner.release(stream)
+                let address = std::mem::take(&mut self.address);
+                owner.release(stream).map_err(|refused| {
+                    if let Some(owner) = refused.owner {
+                        self.address = address;
+                        *self.deallocator = Deallocator::External(owner);
+                    }
+                    refused.error
+                })
             }
             Deallocator::Resource(resource, layout) => {
                 // Taken before the call, so that nothing is freed twice, whatever the call does.

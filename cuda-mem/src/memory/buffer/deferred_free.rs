@@ -12,7 +12,7 @@ use crate::memory::pool::free_harmlessly;
 use crate::memory::resource::CAPTURED;
 use crate::memory::slice::PendingUses;
 use crate::stream::epoch;
-use crate::stream::join::order;
+use crate::stream::join::{order, order_outside_captures};
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
 /// Memory of a buffer that could not be freed when it was dropped.
@@ -38,9 +38,12 @@ impl Drop for DeferredFree {
 
 impl OrderedRelease for DeferredFree {
     fn waits_for_stream(&self) -> bool {
-        let is_external = matches!(&self.deallocator, Some(Deallocator::External(_)));
+        let owner_waits = match &self.deallocator {
+            Some(Deallocator::External(owner)) => owner.waits_for_stream(),
+            _ => false,
+        };
         // What waits for the device would wait for it in an unrelated call.
-        self.is_held_up || is_external || self.waits_for_device()
+        self.is_held_up || owner_waits || self.waits_for_device()
     }
 
     fn waits_for_device(&self) -> bool {
@@ -81,7 +84,7 @@ impl DeferredFree {
         for pending_use in &*self.pending_uses {
             let other = pending_use.stream.as_ref();
             if !other.is_foreign() {
-                order(other, stream)?;
+                order_outside_captures(other, stream)?;
             } else if other.context().progress().done() < self.epoch {
                 return Err(Error::capturing(format!(
                     "{other}, which is the own stream of another thread, may still use the memory; \
@@ -111,14 +114,19 @@ impl DeferredFree {
         match (deallocator, after) {
             (Deallocator::External(owner), after) => {
                 // An owner's destructor runs here, in an unrelated call.
+                let mut left = None;
                 let end = || match after {
-                    Some(after) => owner.release(&after),
+                    Some(after) => owner.release(&after).map_err(|refused| {
+                        left = refused.owner.map(Deallocator::External);
+                        refused.error
+                    }),
                     None => {
                         drop(owner);
                         Ok(())
                     }
                 };
-                (apart(&"an owner", end), None)
+                let given = apart(&"an owner", end);
+                (given, left)
             }
             (Deallocator::Resource(resource, layout), Some(after)) => {
                 let _on_other = FreeOnOther::enter();

@@ -12,9 +12,9 @@ mod raw_parts;
 mod slices;
 
 pub(crate) use alloc::{bytes_of, too_large};
+pub(crate) use deallocator::{ExternalOwner, Refused, give_back};
 #[cfg(target_os = "linux")]
-pub(crate) use deallocator::Loan;
-pub(crate) use deallocator::{ExternalOwner, give_back};
+pub(crate) use deallocator::{Loan, ReturnAttempt};
 pub(crate) use other_stream::FreeOnOther;
 
 use deallocator::Deallocator;
@@ -120,11 +120,11 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
-    /// See [`ExternalOwner::note_failed_return`].
+    /// See [`ExternalOwner::note_return`].
     #[cfg(target_os = "linux")]
-    pub(crate) fn note_failed_return(&self, failure: Option<String>) {
+    pub(crate) fn note_return(&self, what: ReturnAttempt) {
         if let Deallocator::External(owner) = &*self.deallocator {
-            owner.note_failed_return(failure);
+            owner.note_return(what);
         }
     }
 

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use super::deallocator::{Deallocator, ExternalOwner};
+use super::deallocator::{Deallocator, ExternalOwner, Refused};
 use super::listed;
 use crate::base::biased::Held;
 use crate::base::error::{Error, Failed, Result};
@@ -17,7 +17,7 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::ledger::{self, LedgerKind};
 use crate::stream::Stream;
-use crate::stream::join::order;
+use crate::stream::join::{order, order_outside_captures};
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Frees the memory in the order of another stream, which first waits for the buffer's own. The host does not
@@ -40,7 +40,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn free_on(mut self, other: &Stream) -> Result<(), Failed<Self>> {
         let ordered = self
             .wait_for_pending_uses()
-            .and_then(|()| order(self.stream.as_ref(), other.as_ref()));
+            .and_then(|()| order_outside_captures(self.stream.as_ref(), other.as_ref()));
         if let Err(error) = ordered {
             return Err(Failed::new(error, self));
         }
@@ -91,7 +91,10 @@ impl<T: Pod> DeviceBuffer<T> {
                 let mut others = others.into_iter();
                 others.try_for_each(|other| other.as_ref().wait_unless_captured())
             } else {
-                self.stream.join(others)
+                let mut others = others.into_iter();
+                others.try_for_each(|other| {
+                    order_outside_captures(other.as_ref(), self.stream.as_ref())
+                })
             };
             return match ordered {
                 Ok(()) => self.free(),
@@ -319,7 +322,7 @@ struct Borrowed<O> {
 }
 
 impl<O: Send + Sync> ExternalOwner for Borrowed<O> {
-    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+    fn release(self: Box<Self>, _: &Stream) -> Result<(), Refused> {
         Ok(())
     }
 }

@@ -84,18 +84,6 @@ unsafe fn retry_refused(
     }
 }
 
-/// As [`free`], and tries once more if it was refused for a capture of the stream that has ended.
-///
-/// # Safety
-///
-/// Same as [`raw::alloc::free`].
-pub(crate) unsafe fn free_with_retry(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
-    // SAFETY: the caller's. A default stream's context is current (R8).
-    let freed = stream.submit_free(|queue| unsafe { raw::alloc::free(queue, address) });
-    // SAFETY: the caller's.
-    unsafe { retry_refused(freed, address, stream) }
-}
-
 /// Frees without disturbing any capture. If the stream is captured, the error says so.
 ///
 /// # Safety

@@ -23,7 +23,7 @@ pub(crate) use access::list_of;
 pub(crate) use alloc::{TOO_MUCH, is_refused_beside_capture, too_much};
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
-pub(crate) use free::{free, free_harmlessly, free_otherwise, free_with_retry};
+pub(crate) use free::{free, free_harmlessly, free_otherwise};
 use pending_destroy::End;
 pub use properties::PoolProperties;
 #[cfg(any(target_os = "linux", windows))]

@@ -7,6 +7,7 @@ use std::sync::MutexGuard;
 use super::{Pool, ReleaseThreshold};
 use crate::base::error::Result;
 use crate::base::report;
+use crate::stream::recording;
 
 /// The thresholds requested by scopes, and the one in effect without them.
 #[derive(Debug, Default)]
@@ -120,7 +121,10 @@ impl Drop for RaisedThreshold {
             let mut scopes = self.pool.scopes()?;
             scopes.remove(self.bytes);
             // If this fails, the base is kept for the next scope.
-            self.pool.write_threshold(scopes.effective())?;
+            let table = self.pool.driver().table();
+            recording::relaxed_if_possible(table, || {
+                self.pool.write_threshold(scopes.effective())
+            })?;
             scopes.forget_base();
             Ok(())
         });

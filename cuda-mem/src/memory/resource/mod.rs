@@ -27,6 +27,7 @@ use crate::driver::pointer::MemoryKind;
 use crate::memory::pool::Pool;
 use crate::stream::Stream;
 use crate::stream::deferred::ResourceCall;
+use crate::stream::join::order_outside_captures;
 use crate::stream::recording;
 
 /// The minimum alignment in bytes of every resource, even if a request asks for less.
@@ -137,7 +138,9 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         stream: &Stream,
         others: &[&Stream],
     ) -> Result<()> {
-        stream.join(others.iter().copied())?;
+        for other in others {
+            order_outside_captures(other.as_ref(), stream.as_ref())?;
+        }
         // SAFETY: the caller's; the other streams are waited for now.
         unsafe { self.deallocate(address, layout, stream) }
     }

@@ -6,11 +6,11 @@ use bytemuck::Pod;
 
 use super::pending_uses::PendingUses;
 use super::span::Span;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::lock::Lock;
 use crate::base::report;
 use crate::stream::Stream;
-use crate::stream::join::order;
+use crate::stream::join::{order, order_outside_captures};
 
 /// Marks a slice that is bound to another stream than the memory's own. From `on` and `read_on` of buffers and slices.
 ///
@@ -69,14 +69,18 @@ impl Drop for OnStream<'_> {
             return;
         }
         report::release("slice on another stream", || {
-            let ordered = order(borrowed.other.as_ref(), borrowed.home.as_ref());
+            let (other, home) = (borrowed.other.as_ref(), borrowed.home.as_ref());
+            let ordered = order_outside_captures(other, home);
             let mut pending_uses = borrowed.pending_uses.lock()?;
             match ordered {
                 Ok(()) => pending_uses.remove(borrowed.number),
                 // The use stays pending, and is waited for before the memory's next use.
                 Err(_) => pending_uses.end(borrowed.number),
             }
-            ordered
+            match ordered {
+                Err(error) if error.kind() == ErrorKind::Capturing => Ok(()),
+                ordered => ordered,
+            }
         });
     }
 }

@@ -8,7 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::Result;
 use crate::stream::Stream;
-use crate::stream::join::order;
+use crate::stream::join::order_outside_captures;
 
 /// A stream that may still use part of a memory.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub(crate) fn wait_for_use(other: &Stream, own: &Stream) -> Result<()> {
     if other.is_foreign() {
         return other.as_ref().wait_foreign();
     }
-    order(other.as_ref(), own.as_ref())
+    order_outside_captures(other.as_ref(), own.as_ref())
 }
 
 /// A list that is nearly always empty. An empty list is one word, and one check when the buffer ends.

@@ -1,0 +1,97 @@
+//! What a capture has put off, where the driver gives no answer afterwards.
+
+use std::sync::mpsc;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cuda_mem::base::{DropCounts, drop_counts};
+use cuda_mem::memory::PinnedResource;
+use cuda_mem::sys::CUresult;
+use cuda_mem::{DeviceBuffer, Resource, Stream};
+use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::foreign::{RELAXED, begin, end_well};
+
+/// Memory whose free waits for its stream.
+fn memory(env: &Environment, stream: &Stream) -> Result<DeviceBuffer<u8>> {
+    let resource = Resource::new(PinnedResource::new(env.driver));
+    Ok(resource.alloc(stream, 100)?)
+}
+
+fn drop_in_a_capture(memory: DeviceBuffer<u8>, stream: &Stream) -> Result<()> {
+    begin(stream, RELAXED)?;
+    drop(memory);
+    end_well(stream)
+}
+
+/// Waits for another stream, while each query of a stream answers this. Returns what has changed meanwhile.
+fn poll(env: &Environment, code: CUresult) -> Result<DropCounts> {
+    let (other, control) = (env.stream()?, env.control()?);
+    let before = drop_counts();
+    for nth in 1..=100 {
+        control.fail("cuStreamQuery", nth, code);
+    }
+    let polled = (0..8).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let mut now = drop_counts();
+    now.failures -= before.failures;
+    Ok(now)
+}
+
+#[apply(case)]
+fn memory_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
+    let (stream, waiting) = (env.stream()?, drop_counts().waiting);
+    drop_in_a_capture(memory(env, &stream)?, &stream)?;
+    let counts = poll(env, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
+    ensure!(
+        (counts.failures, counts.waiting) == (2, waiting),
+        "{counts:?}"
+    );
+    Ok(())
+}
+
+/// Another failure is reported once, and the memory is freed when the driver answers.
+#[apply(case)]
+fn memory_whose_stream_gives_no_answer_is_freed_later(env: &Environment) -> Result<()> {
+    let (stream, waiting) = (env.stream()?, drop_counts().waiting);
+    drop_in_a_capture(memory(env, &stream)?, &stream)?;
+    let counts = poll(env, CUresult::CUDA_ERROR_UNKNOWN)?;
+    ensure!(
+        (counts.failures, counts.waiting) == (1, waiting + 1),
+        "{counts:?}"
+    );
+    env.context()?.synchronize()?;
+    ensure!(drop_counts().waiting == waiting, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// Nothing can be asked about the own stream of another thread.
+#[apply(case)]
+fn memory_of_a_lost_context_is_given_up_without_its_stream(env: &Environment) -> Result<()> {
+    let (context, waiting) = (env.context()?, drop_counts().waiting);
+    let (tell, is_dropped) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    let owner = move || -> Result<()> {
+        let (_current, own) = (context.bind()?, context.per_thread_stream());
+        drop_in_a_capture(memory(env, &own)?, &own)?;
+        tell.send(())?;
+        let _ = may_go.recv();
+        Ok(())
+    };
+    let polls = || -> Result<DropCounts> {
+        is_dropped.recv().context("the other thread failed")?;
+        ensure!(drop_counts().waiting == waiting + 1, "{:?}", drop_counts());
+        poll(env, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
+    };
+    let counts = std::thread::scope(|scope| {
+        let owner = scope.spawn(owner);
+        let polled = polls();
+        drop(go);
+        owner.join().map_err(|_| anyhow!("the thread panicked"))??;
+        polled
+    })?;
+    ensure!(
+        (counts.failures, counts.waiting) == (2, waiting),
+        "{counts:?}"
+    );
+    Ok(())
+}
