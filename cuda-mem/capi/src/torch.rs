@@ -10,6 +10,7 @@ mod filter;
 mod fractions;
 mod memory;
 mod queries;
+mod relaxed;
 mod segments;
 mod throw;
 

@@ -239,6 +239,33 @@ class Hooks(unittest.TestCase):
         self.assertEqual(told, "")
 
     @filtered
+    def test_blocks_of_other_streams_do_not_spoil_a_capture(self):
+        for use in ("use_arena()", "use_pool()"):
+            with self.subTest(use):
+                told = run(
+                    use
+                    + """
+driver = driver_with_context()
+captured, other = new_stream(driver), new_stream(driver)
+first = lib.cudamem_torch_alloc(1000, 0, other)
+used = lib.cudamem_torch_alloc(1000, 0, other)
+lib.cudamem_torch_record_stream(used, captured)
+begin(1, captured.value)
+begin_capture(driver, captured)
+second = lib.cudamem_torch_alloc(5000000, 0, other)
+for block, size in ((first, 1000), (used, 1000), (second, 5000000)):
+    assert block
+    lib.cudamem_torch_free(block, size, 0, other)
+end_capture(driver, captured)
+lib.cudamem_torch_end_pool(0, PoolId(0, 1))
+lib.cudamem_torch_release_pool(0, PoolId(0, 1))
+lib.cudamem_torch_free(lib.cudamem_torch_alloc(10, 0, other), 10, 0, other)
+assert stats().allocated == 0, stats().allocated
+"""
+                )
+                self.assertEqual(told, "")
+
+    @filtered
     @unittest.skipUnless(os.environ.get("CUDA_DRIVER_SYS_LIBRARY"), "calls are counted by the simulated driver")
     def test_parked_frees_are_seldom_tried_during_captures(self):
         told = run(

@@ -16,6 +16,7 @@ use once_cell::sync::OnceCell;
 
 use super::captures::PoolId;
 use super::config::{Source, config};
+use super::relaxed::relaxed_while_capturing;
 use super::{TorchStats, blocks, captures, fractions, queries};
 use crate::arena;
 use crate::log_file::LogFile;
@@ -79,6 +80,16 @@ fn place(device: c_int) -> Result<&'static OnceCell<Memory>, Error> {
 
 fn all() -> impl Iterator<Item = &'static Memory> {
     MEMORY.iter().filter_map(OnceCell::get)
+}
+
+/// Whether any code captures the stream. A default stream, which PyTorch cannot capture, is not asked.
+///
+/// # Safety
+///
+/// The stream is live.
+unsafe fn is_captured(stream: CUstream) -> bool {
+    // SAFETY: promised by the caller, and no default stream.
+    !is_default(stream) && unsafe { queries::is_captured(stream) }.unwrap_or(false)
 }
 
 impl Memory {
@@ -183,8 +194,10 @@ impl Memory {
                 answer => answer,
             }
         };
-        // SAFETY: promised by the caller, in the words of the section above.
-        let allocated = unsafe { with_stream(self.number, stream, allocate) };
+        let allocated = self.beside_captures(|| {
+            // SAFETY: promised by the caller, in the words of the section above.
+            unsafe { with_stream(self.number, stream, allocate) }
+        });
         match &allocated {
             Ok(address) => blocks::forget(*address),
             Err(_) => {
@@ -272,9 +285,13 @@ impl Memory {
             // SAFETY: promised by the caller, in the words of the section above.
             let free =
                 |stream: &Stream| unsafe { self.counting.deallocate(address, layout, stream) };
-            // SAFETY: as above.
-            return unsafe { with_stream(self.number, stream, free) };
+            return self.beside_captures(|| {
+                // SAFETY: as above.
+                unsafe { with_stream(self.number, stream, free) }
+            });
         }
+        // SAFETY: as above.
+        let is_captured = unsafe { is_captured(stream) };
         let (mut used, mut elsewhere) = (Vec::new(), Vec::new());
         for other in others {
             // SAFETY: as above.
@@ -283,6 +300,12 @@ impl Memory {
             let stream = unsafe { with_stream(device, *other, |stream| Ok(stream.clone())) }?;
             match device == self.number {
                 true => used.push(stream),
+                // Or else one of the two would be drawn into the graph of the other, or spoil it.
+                // SAFETY: as above.
+                false if unsafe { self::is_captured(*other) } != is_captured => {
+                    let text = "a stream that used the block is captured";
+                    return Err(Error::new(ErrorKind::Capturing, text));
+                }
                 false => elsewhere.push(stream),
             }
         }
@@ -296,8 +319,18 @@ impl Memory {
                     .deallocate_after(address, layout, stream, &used)
             }
         };
-        // SAFETY: as above.
-        unsafe { with_stream(self.number, stream, free) }
+        self.beside_captures(|| {
+            // SAFETY: as above.
+            unsafe { with_stream(self.number, stream, free) }
+        })
+    }
+
+    /// Makes calls that allocate or free. Those of an arena spoil no capture by themselves.
+    fn beside_captures<T>(&self, calls: impl FnOnce() -> T) -> T {
+        match &self.served {
+            Served::Arena(..) => calls(),
+            Served::Pool(..) => relaxed_while_capturing(calls),
+        }
     }
 
     /// Waits for the device and takes back what was not free before. Returns whether it waited.
