@@ -9,6 +9,7 @@ mod config;
 mod filter;
 mod fractions;
 mod memory;
+mod parked;
 mod queries;
 mod relaxed;
 mod segments;

@@ -3,8 +3,8 @@
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_mem::memory::StatisticsAdaptor;
 use cuda_mem::sys::CUstream;
@@ -16,6 +16,7 @@ use once_cell::sync::OnceCell;
 
 use super::captures::PoolId;
 use super::config::{Source, config};
+use super::parked::Parked;
 use super::relaxed::relaxed_while_capturing;
 use super::{TorchStats, blocks, captures, fractions, queries};
 use crate::arena;
@@ -29,9 +30,6 @@ use crate::stream::{is_default, known_device, ordinal, with_stream};
 /// More than a process can see.
 const DEVICES: usize = 64;
 
-/// How many allocations there are in a capture for each that tries again to free what was parked.
-const TRIES_PARKED_EVERY: u64 = 64;
-
 static MEMORY: [OnceCell<Memory>; DEVICES] = [const { OnceCell::new() }; DEVICES];
 
 /// What serves one device.
@@ -43,15 +41,6 @@ enum Served {
     Pool(Resource, OnceCell<Arena>),
 }
 
-/// A free that was not possible yet.
-#[derive(Debug)]
-struct Parked {
-    address: u64,
-    layout: Layout,
-    stream: usize,
-    others: Vec<usize>,
-}
-
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) number: c_int,
@@ -60,17 +49,13 @@ pub(super) struct Memory {
     served: Served,
     counting: StatisticsAdaptor<Resource>,
     recorder: Option<Recorder>,
-    parked: Mutex<Vec<Parked>>,
+    pub(super) parked: Mutex<Vec<Parked>>,
     /// To be read without the lock.
-    has_parked: AtomicBool,
+    pub(super) has_parked: AtomicBool,
     /// Allocations that did not try them, because of a capture.
-    left_parked: AtomicU64,
+    pub(super) left_parked: AtomicU64,
     retries: AtomicU64,
     failures: AtomicU64,
-}
-
-fn handle(address: usize) -> CUstream {
-    std::ptr::with_exposed_provenance_mut(address)
 }
 
 fn place(device: c_int) -> Result<&'static OnceCell<Memory>, Error> {
@@ -274,7 +259,7 @@ impl Memory {
     /// # Safety
     ///
     /// As for `cudamem_torch_free`; the other streams are live.
-    unsafe fn free(
+    pub(super) unsafe fn free(
         &self,
         address: u64,
         layout: Layout,
@@ -345,42 +330,6 @@ impl Memory {
             }
         }
         Ok(waited)
-    }
-
-    fn parked(&self) -> MutexGuard<'_, Vec<Parked>> {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn park(&self, free: Parked) {
-        self.parked().push(free);
-        self.has_parked.store(true, Ordering::Relaxed);
-    }
-
-    /// They were parked because of a capture, whose end tries them again. A capture that failed may count as under way for
-    /// ever, so they are tried now and then.
-    fn may_try_parked(&self) -> bool {
-        !captures::any()
-            || self.left_parked.fetch_add(1, Ordering::Relaxed) % TRIES_PARKED_EVERY
-                == TRIES_PARKED_EVERY - 1
-    }
-
-    /// Tries again to free what could not be freed in a capture.
-    pub(super) fn free_parked(&self) {
-        self.has_parked.store(false, Ordering::Relaxed);
-        let parked = std::mem::take(&mut *self.parked());
-        for free in parked {
-            let others: Vec<CUstream> = free.others.iter().map(|raw| handle(*raw)).collect();
-            // SAFETY: PyTorch has given the block up, and its streams live as long as the process.
-            let freed =
-                unsafe { self.free(free.address, free.layout, handle(free.stream), &others) };
-            match freed {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
-                    self.park(free);
-                }
-                Err(error) => super::tell("free", &error),
-            }
-        }
     }
 
     /// The arena for graphs.
