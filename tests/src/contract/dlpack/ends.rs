@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::interop::dlpack::{ImportedTensor, ManagedTensor};
 use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use super::{Count, Producer, ensure_used};
 use crate::environment::Environment;
+use crate::foreign::{RELAXED, begin, end_well};
 use crate::forks;
 use crate::hold::hold;
 
@@ -184,6 +185,28 @@ fn a_tensor_dropped_in_a_capture_is_deleted_after_it(env: &Environment) -> Resul
         ensure!(producer.deleted.get() == 2, "{}", producer.deleted.get());
     }
     ensure!(cuda_mem::base::drop_counts().waiting == 0);
+    Ok(())
+}
+
+/// The producer's stream is captured by another library, so the host waits instead. Alone, as above.
+#[apply(case_alone)]
+fn a_tensor_ends_while_its_producers_stream_is_captured(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, home) = (env.stream()?, env.stream()?);
+    let theirs = env.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    home.synchronize()?;
+    for mode in 0..=RELAXED {
+        let producer = Producer::new(&theirs);
+        let mut tensor = producer.import::<u8>(&stream)?;
+        // SAFETY: `theirs` is used in this stream.
+        unsafe { tensor.set_producer_stream(&home) };
+        begin(&home, mode)?;
+        drop(tensor);
+        end_well(&home).with_context(|| format!("mode {mode}"))?;
+        stream.synchronize()?;
+        ensure!(producer.deleted.get() == 1, "mode {mode}");
+    }
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }
 
