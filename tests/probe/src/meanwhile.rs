@@ -1,11 +1,13 @@
 //! What may be done while a stream is recorded, and what makes the recording worthless.
 
 mod calls;
+mod scene;
 
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use self::calls::{CALLS, Scene, Shared, is_of_sharing};
+use self::calls::CALLS;
+use self::scene::{Mapped, Scene, Shared, is_of_mapping, is_of_sharing};
 use crate::environment::{Environment, cu, name, size};
 use crate::recorder::{self, alloc_node, begin, ended, exchange, free_node, instantiate, status};
 
@@ -44,6 +46,7 @@ fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
             shared: is_of_sharing(part)
                 .then(|| Shared::new(env, stream))
                 .transpose()?,
+            mapped: is_of_mapping(part).then(|| Mapped::new(env)).transpose()?,
             stream,
             other,
             pool,

@@ -1,88 +1,16 @@
 //! The calls that are made during a capture.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd as _;
 
-use anyhow::Result;
 use cuda_driver_sys::*;
 
+use super::scene::{Scene, Shared, mapping};
 use crate::environment::{Environment, OK, cu};
 use crate::ipc_events;
 use crate::recorder::{begin, try_instantiate, try_launch};
-use crate::share::{self, DESCRIPTOR, Token};
-
-/// What a call during a capture has at hand: made before it, but for `captured`.
-pub(super) struct Scene {
-    /// The stream that is captured, and one that is not.
-    pub(super) stream: CUstream,
-    pub(super) other: CUstream,
-    pub(super) pool: CUmemoryPool,
-    /// Memory of the pool, and memory of none.
-    pub(super) block: CUdeviceptr,
-    pub(super) plain: CUdeviceptr,
-    pub(super) pinned: *mut c_void,
-    /// Recorded in `other` before the capture.
-    pub(super) event: CUevent,
-    pub(super) fresh: CUevent,
-    /// Allocated in the capture.
-    pub(super) captured: CUdeviceptr,
-    /// A graph with memory of its own, an instance of another such graph, and a pool without memory.
-    pub(super) graph: CUgraph,
-    pub(super) exec: CUgraphExec,
-    pub(super) unused: CUmemoryPool,
-    /// For the calls that [`is_of_sharing`] names.
-    pub(super) shared: Option<Shared>,
-}
-
-/// What is shared with other processes, and imported in this one.
-pub(super) struct Shared {
-    /// A pool that was exported, and memory of it.
-    pool: CUmemoryPool,
-    block: CUdeviceptr,
-    descriptor: OwnedFd,
-    token: Token,
-    imported: CUmemoryPool,
-    event: CUevent,
-    handle: CUipcEventHandle,
-}
-
-impl Shared {
-    pub(super) fn new(env: &Environment, stream: CUstream) -> Result<Self> {
-        let pool = share::shared_pool(env)?;
-        let block = env.alloc(pool, 1000, stream)?;
-        let (code, descriptor) = share::export(env, pool, DESCRIPTOR, 0);
-        env.fine("cuMemPoolExportToShareableHandle", code)?;
-        let descriptor = share::own(descriptor);
-        let (code, imported) = share::import(env, descriptor.as_raw_fd(), DESCRIPTOR, 0);
-        env.fine("cuMemPoolImportFromShareableHandle", code)?;
-        let (code, token) = share::token(env, block);
-        env.fine("cuMemPoolExportPointer", code)?;
-        let event = ipc_events::shared_event(env)?;
-        let (code, handle) = ipc_events::handle(env, event);
-        env.fine("cuIpcGetEventHandle", code)?;
-        Ok(Self {
-            pool,
-            block,
-            descriptor,
-            token,
-            imported,
-            event,
-            handle,
-        })
-    }
-}
-
-/// Whether a call needs what is shared, of which each takes descriptors.
-pub(super) fn is_of_sharing(part: &str) -> bool {
-    ["Shareable", "Pointer", "Ipc"]
-        .iter()
-        .any(|word| part.contains(word))
-}
-
-// SAFETY: handles of the driver may be used from any thread.
-unsafe impl Send for Scene {}
-// SAFETY: as above.
-unsafe impl Sync for Scene {}
+use crate::share::{self, DESCRIPTOR};
+use crate::vmm::{self, STEP};
 
 pub(super) type Call = fn(&Environment, &Scene) -> CUresult;
 
@@ -123,7 +51,7 @@ fn sharing(scene: &Scene, call: impl FnOnce(&Shared) -> CUresult) -> CUresult {
         .map_or(CUresult::CUDA_ERROR_UNKNOWN, call)
 }
 
-pub(super) const CALLS: [(&str, Call); 86] = [
+pub(super) const CALLS: [(&str, Call); 91] = [
     ("nothing", |_, _| OK),
     ("alloc", |env, s| {
         let mut out = 0;
@@ -395,6 +323,21 @@ pub(super) const CALLS: [(&str, Call); 86] = [
             env,
             cuMemCreate(&raw mut handle, 2 << 20, &raw const props, 0)
         )
+    }),
+    ("cuMemMap", |env, s| {
+        mapping(s, |it| vmm::map(env, it.unmapped, STEP, it.handle))
+    }),
+    ("cuMemSetAccess", |env, s| {
+        mapping(s, |it| vmm::allow(env, (it.mapped, STEP), (1, 0), 3))
+    }),
+    ("cuMemUnmap", |env, s| {
+        mapping(s, |it| vmm::unmap(env, it.mapped, STEP))
+    }),
+    ("cuMemRelease", |env, s| {
+        mapping(s, |it| vmm::release(env, it.handle))
+    }),
+    ("cuMemAddressFree", |env, s| {
+        mapping(s, |it| vmm::address_free(env, it.unmapped, STEP))
     }),
     ("cuDevicePrimaryCtxRetain", |env, _| {
         let mut context = std::ptr::null_mut();
