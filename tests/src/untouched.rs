@@ -54,6 +54,21 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
 ];
 
+/// Functions behind what the system's drivers lack.
+const LACKING: &[(&str, &str)] = if cfg!(windows) {
+    &[
+        ("cuIpcOpenEventHandle", "events are not shared on Windows"),
+        ("cuMemGetHandleForAddressRange", "Windows has no dma-buf"),
+        ("cuMemAdvise", MANAGED),
+        ("cuMemPrefetchAsync", MANAGED),
+        ("cuMemRangeGetAttributes", MANAGED),
+    ]
+} else {
+    &[]
+};
+
+const MANAGED: &str = "drivers of Windows keep managed memory in one place at a time";
+
 /// The least that a program takes of a device. The driver itself took 64 KiB once, of a device that nobody used.
 const LEAST: u64 = 2 << 20;
 
@@ -184,7 +199,8 @@ pub fn require_all(called: &str) -> Result<()> {
     for line in OPERATIONS.lines().filter(|line| !line.starts_with('#')) {
         let (operation, functions) = line.split_once(": ").context("a line of operations.txt")?;
         for function in functions.split(' ') {
-            if !called.contains(function) && ELSEWHERE.iter().all(|known| known.0 != function) {
+            let mut known = ELSEWHERE.iter().chain(LACKING);
+            if !called.contains(function) && known.all(|known| known.0 != function) {
                 missing.push(format!("{function} of {operation}"));
             }
         }

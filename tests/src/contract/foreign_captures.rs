@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::{CaptureMode, Channel, ImportedPool, Instantiate};
-use cuda_mem::{ReleaseThreshold, Stream};
+use cuda_mem::{MemoryPool, ReleaseThreshold, Stream};
 
 use crate::environment::Environment;
 use crate::foreign::{RELAXED, begin, end_well};
@@ -128,6 +128,23 @@ fn a_raised_threshold_falls_again(env: &Environment) -> Result<()> {
         ensure!(pool.release_threshold()? == threshold);
         Ok(())
     })
+}
+
+#[apply(case_alone)]
+fn pools_that_were_kept_for_reuse_are_destroyed(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let captured = env.stream()?;
+    let end_pool = || {
+        drop(env.pool()?);
+        Ok(())
+    };
+    let destroy = |()| {
+        // SAFETY: this is the only thread.
+        let destroyed = unsafe { MemoryPool::destroy_spares() }?;
+        ensure!(destroyed == 1, "{destroyed} pools");
+        Ok(())
+    };
+    in_each_mode(&captured, end_pool, destroy, || Ok(()))
 }
 
 /// A host buffer in flight, with a use on another stream that has not ended.

@@ -282,6 +282,41 @@ class Torch(unittest.TestCase):
             )
             self.assertIn("raised\n", shown)
 
+    def test_other_streams_go_on_beside_a_capture(self):
+        """Of this thread and of another one, which allocate and free; a tensor ends that the captured stream has used."""
+        for use in BOTH:
+            run(
+                """
+                other, side = torch.cuda.Stream(), torch.cuda.Stream()
+                x = torch.ones(1 << 20, device="cuda")
+                with torch.cuda.stream(other):
+                    used = torch.full((1 << 20,), 2.0, device="cuda")
+                    spare = torch.empty(1 << 22, device="cuda")
+                torch.cuda.synchronize()
+                results = []
+                def work(stream):
+                    with torch.cuda.stream(stream):
+                        for step in range(50):
+                            kept = torch.full((1000 * (step + 1),), float(step), device="cuda")
+                            results.append(kept)
+                            if len(results) > 5:
+                                results.pop(0)
+                graph, captured = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+                used.record_stream(captured)
+                with torch.cuda.graph(graph, stream=captured):
+                    y = x * 2
+                    del used, spare
+                    work(other)
+                    thread = threading.Thread(target=work, args=(side,))
+                    thread.start(); thread.join()
+                    y += 1
+                graph.replay()
+                need(bool((y == 3).all()))
+                need(len(results) == 5 and bool((results[-1] == 49).all()), results)
+                """,
+                use,
+            )
+
     def test_questions_do_not_start_cuda(self):
         """A process that has started CUDA cannot fork workers that use it."""
         run(

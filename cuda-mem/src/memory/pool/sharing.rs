@@ -53,7 +53,7 @@ pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuar
 /// Same as [`raw::pool::destroy`].
 pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     let _ends = no_pool_ends()?;
-    recording::relaxed_while_capturing(driver.table(), || {
+    recording::relaxed_if_possible(driver.table(), || {
         // SAFETY: the caller gives up the handle.
         unsafe { raw::pool::destroy(driver.table(), pool) }
     })
