@@ -89,7 +89,7 @@ exports! {
         }
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
-        state.refuse_callback(id)?;
+        state.refuse_on_own_capture(id)?;
         state.begin(id)?;
         let context = state.stream(id)?.context;
         let turn = Arc::clone(&state.context(context)?.host_turn);

@@ -427,6 +427,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        state.refuse_on_own_capture(id)?;
         out.write(c_int::try_from(state.stream(id)?.device).unwrap_or(0))
     }
 
@@ -436,6 +437,7 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        state.refuse_on_own_capture(id)?;
         out.write(state.stream(id)?.flags)
     }
 
@@ -452,6 +454,9 @@ exports! {
         call, handle: CUstream, out: Out<c_ulonglong>
     ) twin cuStreamGetId_ptsz {
         out.required()?;
-        out.write(state()?.resolve(handle, call)?)
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        state.refuse_on_own_capture(id)?;
+        out.write(id)
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::{CaptureMode, Channel, ImportedPool, Instantiate};
-use cuda_mem::{MemoryPool, ReleaseThreshold, Stream};
+use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Stream};
 
 use crate::environment::Environment;
 use crate::foreign::{RELAXED, begin, end_well};
@@ -112,6 +112,19 @@ fn a_graph_instance_ends(env: &Environment) -> Result<()> {
         ensure!(control.live().graph_execs == 0, "{:?}", control.live());
     }
     Ok(())
+}
+
+#[apply(case_alone)]
+fn the_stream_is_not_captured_twice(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let captured = env.stream()?;
+    let capture = |()| {
+        let again = captured.capture(CaptureMode::Relaxed, |_| Ok(()));
+        let error = again.err().context("it was captured twice")?;
+        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+        Ok(())
+    };
+    in_each_mode(&captured, || Ok(()), capture, || Ok(()))
 }
 
 #[apply(case_alone)]

@@ -27,8 +27,14 @@ pub(super) unsafe fn is_captured(stream: CUstream) -> Option<bool> {
 pub(super) unsafe fn device_of(stream: CUstream) -> Option<c_int> {
     let driver = Driver::load().ok()?;
     let table = driver.table();
+    // The device of a captured stream may not be asked for: the capture would be lost (R194). Its context may.
     // SAFETY: promised by the caller, in the words of the section above.
-    let found = match unsafe { told_device(table, stream) } {
+    let told = match unsafe { is_captured(stream) } {
+        Some(true) => None,
+        // SAFETY: as above.
+        _ => unsafe { told_device(table, stream) },
+    };
+    let found = match told {
         Some(found) => found,
         // SAFETY: as above.
         None => unsafe { device_of_context(table, stream) }?,

@@ -243,6 +243,8 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<CaptureToken> {
         self.refuse_recorded()?;
         let open = Submission::new(self, None, self.enter()?);
+        // The next question would spoil the capture of another library (R194).
+        open.refuse_captured("the stream is being captured into a graph already")?;
         let is_blocking = self.raw == CU_STREAM_PER_THREAD
             // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
             || unsafe { raw::stream::is_blocking(open.queue()) }?;

@@ -175,8 +175,8 @@ impl State {
         self.refuse_while_recording()
     }
 
-    /// For callbacks. Measured: only a capture of that stream forbids them.
-    pub(crate) fn refuse_callback(&mut self, stream: StreamId) -> Answer {
+    /// For callbacks, and for questions about a stream. Measured: only a capture of that stream forbids them.
+    pub(crate) fn refuse_on_own_capture(&mut self, stream: StreamId) -> Answer {
         if self.graphs.captures.members.contains_key(&stream) {
             return self.refuse_on_recorded(stream);
         }

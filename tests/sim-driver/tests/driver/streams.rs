@@ -310,3 +310,46 @@ fn many_threads_share_a_pool() {
     };
     assert_eq!(live, only_ours);
 }
+
+/// Whether it spoils the capture of the stream that it is about.
+type Question = (bool, fn(CUstream) -> CUresult);
+
+/// Measured (R194): three of the questions spoil the capture of the stream in every mode; no question is one too many about
+/// another stream.
+#[test]
+fn questions_about_a_captured_stream() {
+    let _turn = turn();
+    let (captured, other) = (stream(), stream());
+    let questions: [Question; 5] = [
+        (true, |it| cu!(cuStreamGetDevice(it, &mut 0))),
+        (true, |it| cu!(cuStreamGetId(it, &mut 0))),
+        (true, |it| cu!(cuStreamGetFlags(it, &mut 0))),
+        (false, |it| cu!(cuStreamGetPriority(it, &mut 0))),
+        (false, |it| {
+            cu!(cuStreamGetCtx(it, &mut std::ptr::null_mut()))
+        }),
+    ];
+    for (number, (spoils, ask)) in questions.into_iter().enumerate() {
+        for mode in [0, 1, 2].map(CUstreamCaptureMode) {
+            for asked in [captured, other] {
+                assert_eq!(cu!(cuStreamBeginCapture_v2(captured, mode)), OK);
+                let answer = ask(asked);
+                let mut graph = std::ptr::null_mut();
+                let end = cu!(cuStreamEndCapture(captured, &raw mut graph));
+                let expected = match spoils && asked == captured {
+                    true => (
+                        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                        CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                    ),
+                    false => (OK, OK),
+                };
+                assert_eq!((answer, end), expected, "question {number}, {mode:?}");
+                if end == OK {
+                    cu!(cuGraphDestroy(graph));
+                }
+            }
+        }
+    }
+    cu!(cuStreamDestroy_v2(captured));
+    cu!(cuStreamDestroy_v2(other));
+}
