@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::interop::{CaptureMode, Channel, ImportedPool, Instantiate};
-use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, Stream};
+use cuda_mem::memory::StatisticsAdaptor;
+use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::foreign::{RELAXED, begin, end_well};
@@ -87,6 +88,39 @@ fn a_use_on_a_captured_stream_ends_later(env: &Environment) -> Result<()> {
                 ensure!(drop_counts().failures == 0, "{what}: {:?}", drop_counts());
             }
         }
+    }
+    Ok(())
+}
+
+/// A library used the memory in a stream that is captured when the buffer ends.
+#[apply(case_alone)]
+fn a_free_after_a_captured_stream_is_put_off(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (home, other) = (env.stream()?, env.stream()?);
+    let pooled = env.pool()?;
+    let adapted = Resource::new(StatisticsAdaptor::new(env.pool()?));
+    for is_adapted in [false, true] {
+        let alloc = || -> Result<DeviceBuffer<u8>> {
+            Ok(match is_adapted {
+                true => adapted.alloc(&home, 100)?,
+                false => pooled.alloc(&home, 100)?,
+            })
+        };
+        let free = |buffer: DeviceBuffer<u8>| {
+            let failed = buffer.free_after([&other]).err().context("it is freed")?;
+            ensure!(
+                failed.error.kind() == ErrorKind::Capturing,
+                "{}",
+                failed.error
+            );
+            drop(failed.object.context("it did not come back")?);
+            ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+            Ok(())
+        };
+        in_each_mode(&other, alloc, free, || {
+            home.synchronize()?;
+            release_all(&home)
+        })?;
     }
     Ok(())
 }

@@ -145,8 +145,10 @@ impl Channel {
     /// for that in [`ExportedBuffer`](super::ExportedBuffer). Waits while too many messages are unread at the other end, so
     /// for ever if that never receives nor waits for a loan; see [`send_buffer`](Self::send_buffer).
     ///
-    /// If the buffer comes back with the error, you can try again. If its stream could not be waited for and it is dropped
-    /// then, or if it does not come back, the other end's wait ends with [`PeerFailed`](crate::ErrorKind::PeerFailed).
+    /// If the buffer comes back with the error, you can try again. After an error of kind
+    /// [`Capturing`](crate::ErrorKind::Capturing) its end gives it back, once the capture is over. If its stream could not be
+    /// waited for otherwise and it is dropped then, or if it does not come back, the other end's wait ends with
+    /// [`PeerFailed`](crate::ErrorKind::PeerFailed).
     /// If the other end cannot be notified, the channel is closed in both directions, and its wait ends with
     /// [`PeerGone`](crate::ErrorKind::PeerGone).
     ///

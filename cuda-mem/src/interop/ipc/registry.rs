@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
-use crate::base::error::{ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::memory::pool;
@@ -116,6 +116,7 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
         driver,
         pool: pool.addr(),
         has_failed: false,
+        failure: None,
     }))
 }
 
@@ -125,6 +126,8 @@ struct UnusedImport {
     pool: usize,
     /// A stream query failed.
     has_failed: bool,
+    /// The first failure of a destroy.
+    failure: Option<Error>,
 }
 
 /// Whether a stream is done, and was observed to be done. A stream that any code captures is not queried, because that
@@ -185,7 +188,7 @@ impl UnusedImport {
     }
 
     /// Destroys the pool if these are all its frees; returns its entry then.
-    fn destroy(&self, pools: &mut Vec<Entry>, seen: &[Free]) -> (Result<()>, Option<Entry>) {
+    fn destroy(&mut self, pools: &mut Vec<Entry>, seen: &[Free]) -> (Result<()>, Option<Entry>) {
         // If it was imported again meanwhile, or destroyed by another thread, the next attempt finds that out.
         let Some(index) = self.find(pools) else {
             return (Ok(()), None);
@@ -199,7 +202,6 @@ impl UnusedImport {
         let entry = &mut pools[index];
         let pool = std::ptr::without_provenance_mut(entry.pool);
         let table = self.driver.table();
-        let mut ended = Ok(());
         while entry.imports > 0 {
             let end = recording::with_relaxed_capture_mode(table, || {
                 // SAFETY: the pool has no users and its frees are done (R128). The driver counts one import less per
@@ -208,13 +210,17 @@ impl UnusedImport {
                 unsafe { raw::pool::destroy(table, pool) }
             });
             match end {
+                Ok(()) => {}
                 // The rest is tried again.
-                Err(error) if error.kind() == ErrorKind::Capturing => return (ended, None),
+                Err(error) if error.kind() == ErrorKind::Capturing => return (Ok(()), None),
                 // The others are still tried.
-                end => ended = ended.and(end),
+                Err(error) => {
+                    self.failure.get_or_insert(error);
+                }
             }
             entry.imports -= 1;
         }
+        let ended = self.failure.take().map_or(Ok(()), Err);
         (ended, Some(pools.swap_remove(index)))
     }
 }

@@ -204,6 +204,8 @@ enum Answer {
     Failed(String),
     /// [`Channel::give_back`](super::Channel::give_back), or it was answered already.
     Caller,
+    /// What releases the buffer, because giving it back was put off.
+    Owed,
 }
 
 /// A buffer that was received through a channel: its number, and where to send the answer.
@@ -240,7 +242,7 @@ impl Received {
         if let Some(mut answer) = self.answer.lock_unless_forked() {
             *answer = match what {
                 ReturnAttempt::Begun => Answer::Caller,
-                ReturnAttempt::PutOff => Answer::Release,
+                ReturnAttempt::PutOff => Answer::Owed,
                 ReturnAttempt::Failed(words) => Answer::Failed(words),
             };
         }
@@ -257,7 +259,7 @@ impl Received {
                 Some(words)
             }
             Answer::Release if !self.is_lent => return,
-            Answer::Release => failure.map(ToString::to_string),
+            Answer::Release | Answer::Owed => failure.map(ToString::to_string),
         };
         if let Some(words) = failure {
             return self.socket.send(failed(self.number, &words));
@@ -276,12 +278,14 @@ impl Received {
     /// The buffer is not released, because of `failure`, and never will be.
     pub(super) fn abandon(&self, failure: &Error) {
         let words = match self.take_answer() {
-            Answer::Caller => return,
-            Answer::Failed(words) => words,
-            Answer::Release if !self.is_lent => return,
-            Answer::Release => failure.to_string(),
+            Answer::Caller => None,
+            Answer::Failed(words) => Some(words),
+            Answer::Release if !self.is_lent => None,
+            Answer::Release | Answer::Owed => Some(failure.to_string()),
         };
-        self.socket.send(failed(self.number, &words));
+        if let Some(words) = words {
+            self.socket.send(failed(self.number, &words));
+        }
         // This is never dropped, and the other end is to learn when the channel is closed.
         let kept = self.kept.lock_unless_forked();
         drop(kept.and_then(|mut kept| kept.take()));

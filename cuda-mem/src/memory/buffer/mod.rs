@@ -142,7 +142,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// The device address; 0 if there is no memory. Kernels and other libraries must use it in the order of
     /// [`stream`](Self::stream). If a slice on [another stream](Self::on) may have been leaked, or the wait at its end
-    /// may have failed, call [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
+    /// may have failed or been put off, call [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -155,7 +155,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// Any driver error. Streams that could not be waited for are kept for the next call.
+    /// Any driver error; [`Capturing`](crate::ErrorKind::Capturing) while another library captures only one of two of the
+    /// streams. Streams that could not be waited for are kept for the next call.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     #[inline]
     pub fn wait_for_pending_uses(&mut self) -> Result<()> {

@@ -61,7 +61,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// Same as [`free`](Self::free).
+    /// Same as [`free`](Self::free); [`Capturing`](crate::ErrorKind::Capturing) while only one of two of the streams is
+    /// captured. A buffer that comes back is freed after `others`, whenever it ends.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -86,26 +87,30 @@ impl<T: Pod> DeviceBuffer<T> {
         let others: Vec<&Stream> = others.into_iter().collect();
         let is_foreign = self.stream.is_foreign();
         if !matches!(*self.deallocator, Deallocator::Resource(..)) || is_foreign {
+            let mut streams = others.iter().map(|other| other.as_ref());
             let ordered = if is_foreign {
                 // Nothing can be ordered with that stream here.
-                let mut others = others.into_iter();
-                others.try_for_each(|other| other.as_ref().wait_unless_captured())
+                streams.try_for_each(|other| other.wait_unless_captured())
             } else {
-                let mut others = others.into_iter();
-                others.try_for_each(|other| {
-                    order_outside_captures(other.as_ref(), self.stream.as_ref())
-                })
+                streams.try_for_each(|other| order_outside_captures(other, self.stream.as_ref()))
             };
             return match ordered {
                 Ok(()) => self.free(),
-                Err(error) => Err(Failed::new(error, self)),
+                Err(error) => Err(self.not_freed_after(&others, error)),
             };
         }
         match self.release_after(&others) {
             Ok(()) => Ok(()),
             Err(error) if self.address == 0 => Err(Failed::lost(error)),
-            Err(error) => Err(Failed::new(error, self)),
+            Err(error) => Err(self.not_freed_after(&others, error)),
         }
+    }
+
+    /// The buffer goes back to the caller, and its end comes after the other streams, too.
+    #[cold]
+    fn not_freed_after(self, others: &[&Stream], error: Error) -> Failed<Self> {
+        others.iter().for_each(|other| self.note_use_by(other));
+        Failed::new(error, self)
     }
 
     /// Moves the buffer to another stream permanently: `other` first waits for the buffer's own stream, and from

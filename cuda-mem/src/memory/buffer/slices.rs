@@ -92,8 +92,9 @@ impl<T: Pod> DeviceBuffer<T> {
     /// own stream, and when the result is dropped, the buffer's stream waits for `other`. The host never waits. Each
     /// end costs as much as [`Stream::wait_for`]; nothing if `other` is the buffer's own stream.
     ///
-    /// If the result is leaked, or its final wait fails, the buffer waits before its next use instead, and before it
-    /// is freed.
+    /// If the result is leaked, its final wait fails, or another library captures one of the two streams then, the buffer
+    /// waits before its next use instead, and before it is freed. Uses are [`Capturing`](crate::ErrorKind::Capturing) errors
+    /// until such a capture ends.
     ///
     /// # Errors
     ///

@@ -14,7 +14,8 @@ use crate::stream::join::{order, order_outside_captures};
 
 /// Marks a slice that is bound to another stream than the memory's own. From `on` and `read_on` of buffers and slices.
 ///
-/// When the slice is dropped, the memory's stream waits for the other one.
+/// When the slice is dropped, the memory's stream waits for the other one; if another library captures one of the two then,
+/// before the memory's next use.
 pub struct OnStream<'a>(Option<Borrowed<'a>>);
 
 /// What there is to do when the slice is dropped.
