@@ -316,8 +316,7 @@ pub(crate) fn with_relaxed_capture_mode<T>(
     answer
 }
 
-/// As [`with_relaxed_capture_mode`]; if the mode cannot be set, the call is made all the same, because nobody would make it
-/// later.
+/// As [`with_relaxed_capture_mode`], for calls that are not retried: makes the call even if the mode cannot be set.
 #[cold]
 pub(crate) fn relaxed_if_possible<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let mut call = Some(call);

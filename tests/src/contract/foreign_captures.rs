@@ -244,7 +244,7 @@ fn imports_end(env: &Environment) -> Result<()> {
     in_each_mode(&captured, import, end, || release_all(&stream))
 }
 
-/// Its lender is told.
+/// The lender is notified after the capture.
 #[apply(case_alone)]
 fn a_received_buffer_ends(env: &Environment) -> Result<()> {
     env.need(11, 4)?;

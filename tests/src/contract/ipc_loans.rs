@@ -12,7 +12,7 @@ use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::Environment;
 use crate::foreign::{RELAXED, begin, end_well};
-use crate::hold::{hold, hold_for};
+use crate::hold::{Held, hold, hold_for};
 
 /// A pool, a stream, and a channel within this process; its second end has the pool, too.
 fn shared(env: &Environment) -> Result<(MemoryPool, Stream, [Channel; 2], ImportedPool)> {
@@ -221,6 +221,27 @@ fn a_buffer_that_is_dropped_is_given_back_when_its_work_is_done(env: &Environmen
     Ok(lent.wait()?)
 }
 
+/// Ends `work` in `busy`, which has later work and so is never idle. The lender must be told all the same.
+fn is_told_beside_later_work(
+    here: &Channel,
+    stream: &Stream,
+    busy: &Stream,
+    work: Held,
+) -> Result<()> {
+    let later_work = hold_for(busy, 4 * LIMIT)?;
+    ensure!(!has_message(here), "work may still use it");
+    drop(work);
+    let began = Instant::now();
+    while !has_message(here) && began.elapsed() < LIMIT {
+        stream.synchronize()?; // it looks at what waits, but not each time
+    }
+    let is_told = has_message(here);
+    drop(later_work);
+    busy.synchronize()?;
+    ensure!(is_told, "the lender is not told");
+    Ok(())
+}
+
 /// Another library makes the capture, so nothing is known of it before the driver is asked.
 #[apply(case_alone)]
 fn a_buffer_that_is_dropped_in_a_capture_is_given_back_after_it(env: &Environment) -> Result<()> {
@@ -239,17 +260,7 @@ fn a_buffer_that_is_dropped_in_a_capture_is_given_back_after_it(env: &Environmen
     // From here on the stream is never idle.
     let work = hold(&busy)?;
     stream.synchronize()?;
-    let later_work = hold_for(&busy, 4 * LIMIT)?;
-    ensure!(!has_message(&here), "work may still use it");
-    drop(work);
-    let began = Instant::now();
-    while !has_message(&here) && began.elapsed() < LIMIT {
-        stream.synchronize()?; // it looks at what waits, but not each time
-    }
-    let is_told = has_message(&here);
-    drop(later_work);
-    busy.synchronize()?;
-    ensure!(is_told, "the lender is not told");
+    is_told_beside_later_work(&here, &stream, &busy, work)?;
     ensure!(drop_counts().failures == 0, "{:?}", drop_counts());
     Ok(lent.wait()?)
 }
@@ -266,17 +277,7 @@ fn a_buffer_that_is_dropped_does_not_wait_for_later_work(env: &Environment) -> R
     let view = unsafe { there.receive_buffer::<u8>(&imported, &busy) }?;
     let work = hold(&busy)?;
     drop(view);
-    let later_work = hold_for(&busy, 4 * LIMIT)?;
-    ensure!(!has_message(&here), "work may still use it");
-    drop(work);
-    let began = Instant::now();
-    while !has_message(&here) && began.elapsed() < LIMIT {
-        stream.synchronize()?; // it looks at what waits, but not each time
-    }
-    let is_told = has_message(&here);
-    drop(later_work);
-    busy.synchronize()?;
-    ensure!(is_told, "the lender is not told");
+    is_told_beside_later_work(&here, &stream, &busy, work)?;
     Ok(lent.wait()?)
 }
 

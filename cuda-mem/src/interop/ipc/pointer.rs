@@ -177,7 +177,7 @@ impl ImportedPool {
                 mapping.note_return(ReturnAttempt::Begun);
                 // Its end frees the memory, now or after a capture of the stream.
                 //
-                // SAFETY: the memory is mapped until then, and nobody uses it.
+                // SAFETY: the import has succeeded, so the owner keeps the memory mapped (R26). Nothing has used it.
                 drop(unsafe { DeviceBuffer::<u8>::kept(stream, None, address, bytes, mapping) });
                 Err(error)
             }
