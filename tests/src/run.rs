@@ -28,7 +28,7 @@ const CALLS: &str = "CUDA_MEM_TEST_CALLS";
 const MAX_GPU_TESTS: usize = 8;
 
 /// A test on a GPU that takes longer is named with its time.
-const SLOW: Duration = Duration::from_secs(5);
+const SLOW: Duration = Duration::from_secs(2);
 
 /// Runs the suites of a program that the command line asks for, each in a process of its own if there are several.
 #[must_use]
@@ -194,13 +194,19 @@ pub fn suite(suite: &Suite) -> ExitCode {
             suite.name, suite.devices
         );
     }
+    let _kept = match kept_context(suite, env, &tests) {
+        Ok(kept) => kept,
+        Err(error) => {
+            eprintln!("no context to test in: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     let is_watched = suite.untouched && is_enough;
     if is_watched && let Err(error) = untouched::start(env) {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
-    let trials = tests.iter().map(|test| trial(env, *test, suite.untouched));
-    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    let end = run_tests(suite, env, &tests, &arguments);
     let drops = cuda_mem::base::drop_counts();
     if drops.failures > 0 && !suite.drops_fail {
         eprintln!("{} destructors failed", drops.failures);
@@ -218,7 +224,7 @@ pub fn suite(suite: &Suite) -> ExitCode {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
-    conclusion.exit_code()
+    end
 }
 
 /// The tests of the suite that run on this driver, and whether it has enough devices.
@@ -235,6 +241,51 @@ fn chosen_tests(suite: &Suite, env: &Environment) -> (Vec<Test>, bool) {
         return (Vec::new(), false);
     }
     (tests, true)
+}
+
+/// The primary context, kept on a GPU, where making it anew takes longer than most tests do. The simulator makes it at
+/// once, and tests there show what ends with it. Who looks at several devices, or is alone, wants to be its only holder.
+fn kept_context(
+    suite: &Suite,
+    env: &Environment,
+    tests: &[Test],
+) -> Result<Option<cuda_mem::Context>> {
+    let is_kept = env.backend == Backend::Gpu
+        && suite.devices == 1
+        && !own_process::is_alone()
+        && tests.iter().any(|test| !test.alone);
+    is_kept.then(|| env.context()).transpose()
+}
+
+/// Runs these tests. On a GPU, those of a serial suite that have processes of their own run concurrently: starting a
+/// process there takes longer than the test.
+fn run_tests(
+    suite: &Suite,
+    env: &'static Environment,
+    tests: &[Test],
+    arguments: &Arguments,
+) -> ExitCode {
+    let trials = |tests: &[Test]| {
+        let trials = tests.iter().map(|test| trial(env, *test, suite.untouched));
+        trials.collect()
+    };
+    if env.backend != Backend::Gpu || !suite.serial || suite.devices > 1 || own_process::is_alone()
+    {
+        return libtest_mimic::run(arguments, trials(tests)).exit_code();
+    }
+    let (apart, here): (Vec<_>, Vec<_>) = tests
+        .iter()
+        .partition(|test| test.alone && test.kind != Kind::WholeCard);
+    let concurrent = Arguments {
+        test_threads: Some(cores().min(MAX_GPU_TESTS)),
+        ..arguments.clone()
+    };
+    let ends = [
+        libtest_mimic::run(&concurrent, trials(&apart)),
+        libtest_mimic::run(arguments, trials(&here)),
+    ];
+    let failed = ends.iter().find(|end| end.has_failed());
+    failed.map_or(ExitCode::SUCCESS, libtest_mimic::Conclusion::exit_code)
 }
 
 fn cores() -> usize {

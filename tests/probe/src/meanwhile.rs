@@ -1,12 +1,14 @@
 //! What may be done while a stream is recorded, and what makes the recording worthless.
 
 mod calls;
+mod questions;
 mod scene;
 
 use anyhow::Result;
 use cuda_driver_sys::*;
 
 use self::calls::CALLS;
+use self::questions::QUESTIONS;
 use self::scene::{Mapped, Scene, Shared, is_of_mapping, is_of_sharing};
 use crate::environment::{Environment, cu, name, size};
 use crate::recorder::{self, alloc_node, begin, ended, exchange, free_node, instantiate, status};
@@ -31,7 +33,7 @@ enum By {
 
 /// Each call once while a stream is captured.
 fn meanwhile(env: &Environment, mode: u32, by: By) -> Result<()> {
-    for (part, call) in CALLS {
+    for (part, call) in CALLS.into_iter().chain(QUESTIONS) {
         let (stream, other, pool) = (env.stream()?, env.stream()?, env.pool(0)?);
         let mut scene = Scene {
             block: env.alloc(pool, 1000, stream)?,

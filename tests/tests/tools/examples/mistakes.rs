@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use cuda_mem_tests::environment::Environment;
 
 use super::super::{DISK_FULL, NO_FOLDER};
-use super::{EXAMPLES, Ended, Example, ended, full_disk, small_log};
+use super::{EXAMPLES, Ended, Example, ended, full_disk, side_by_side, small_log};
 
 /// This exit code, each word in the message, and no output.
 fn refused(example: &Example, ended: &Ended, code: i32, words: &[&str]) -> Result<()> {
@@ -148,24 +148,27 @@ fn a_full_disk_has_its_code(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn sizes_are_read_alike(env: &Environment) -> Result<()> {
     let (_folder, log) = small_log()?;
-    for example in EXAMPLES {
+    let options: Vec<_> = EXAMPLES
+        .iter()
+        .flat_map(|example| example.sizes.iter().map(move |option| (example, option)))
+        .collect();
+    side_by_side(&options, |(example, option)| {
         let quick = match example.log {
             Some(before) => [before, &[log.as_str()]].concat(),
             None => example.quick.to_vec(),
         };
-        for option in example.sizes {
-            for size in ["1048576", "1024K", "1M", "1MiB", "1 MiB"] {
-                let option = option.replace("{}", size);
-                let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
-                let (name, errors) = (example.name, &ended.errors);
-                ensure!(ended.code == 0, "{name} {option}: {errors}");
-            }
-            for size in ["many", "-1", "12Q", ""] {
-                let option = option.replace("{}", size);
-                let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
-                refused(example, &ended, 2, &["such as"])?;
-            }
+        for size in ["1048576", "1024K", "1M", "1MiB", "1 MiB"] {
+            let option = option.replace("{}", size);
+            let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
+            let (name, errors) = (example.name, &ended.errors);
+            ensure!(ended.code == 0, "{name} {option}: {errors}");
         }
-    }
+        for size in ["many", "-1", "12Q", ""] {
+            let option = option.replace("{}", size);
+            let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
+            refused(example, &ended, 2, &["such as"])?;
+        }
+        Ok(())
+    })?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, Skip, sim_path};
 use cuda_mem_tests::own_process;
@@ -114,6 +114,25 @@ impl Example {
     pub(crate) fn quick<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
         self.quick.iter().chain(more).copied().collect()
     }
+}
+
+/// What comes of each item, all at once: starting a program takes longer on a GPU than what it does.
+pub(crate) fn side_by_side<T: Sync, R: Send>(
+    items: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = items
+            .iter()
+            .map(|item| scope.spawn(move || work(item)))
+            .collect();
+        let ends = threads.into_iter().map(|thread| {
+            let end = thread.join();
+            end.map_err(|_| anyhow!("a thread panicked"))?
+        });
+        ends.collect()
+    })
 }
 
 /// An allocation log of three operations on two threads and streams.

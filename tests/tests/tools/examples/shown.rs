@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem_tests::environment::Environment;
 
-use super::{EXAMPLES, small_log};
+use super::{EXAMPLES, side_by_side, small_log};
 
 const WIDTH: usize = 100;
 
@@ -24,39 +24,44 @@ fn texts(env: &Environment) -> Result<&'static [Shown]> {
 
 fn run(env: &Environment) -> Result<Vec<Shown>> {
     let (_folder, log) = small_log()?;
-    let mut texts = Vec::new();
-    for example in EXAMPLES.iter().filter(|example| example.name != "ipc") {
-        let runs: &[&[&str]] = match example.name {
-            "doctor" => &[&[], &["--measure"], &["--simulate"]],
-            // Otherwise it serves for ever.
-            "metrics" => &[&["--listen", "127.0.0.1:0", "--requests", "0"]],
-            "quickstart" => &[&["--trace", &log, "--bytes", "1M"]],
-            "replay" => &[
-                &["--compare", &log],
-                &["--adaptor", "limit=1GiB", "--adaptor", "logging", &log],
-            ],
-            "sanitizer" => &[&["overrun", "--source", "direct"], &["leak"]],
-            "window" => &[
-                &["latency", "--quick"],
-                &["bandwidth", "--quick"],
-                &["calls", "--quick"],
-                &["ping-pong", "--quick"],
-            ],
-            _ => &[&[]],
-        };
-        for arguments in runs {
-            let ended = example.run(env, arguments)?;
-            ensure!(
-                ended.code == 0 || example.name == "doctor" && ended.code < 2,
-                "{} {arguments:?}: {}{}",
-                example.name,
-                ended.out,
-                ended.errors
-            );
-            texts.push((example.name, ended.out));
-        }
+    let examples = EXAMPLES.iter().filter(|example| example.name != "ipc");
+    let runs: Vec<_> = examples
+        .flat_map(|example| {
+            ways(example.name, &log)
+                .into_iter()
+                .map(move |way| (example, way))
+        })
+        .collect();
+    side_by_side(&runs, |(example, arguments)| {
+        let ended = example.run(env, arguments)?;
+        ensure!(
+            ended.code == 0 || example.name == "doctor" && ended.code < 2,
+            "{} {arguments:?}: {}{}",
+            example.name,
+            ended.out,
+            ended.errors
+        );
+        Ok((example.name, ended.out))
+    })
+}
+
+/// The arguments of each way in which an example can run.
+fn ways<'a>(example: &str, log: &'a str) -> Vec<Vec<&'a str>> {
+    match example {
+        "doctor" => vec![vec![], vec!["--measure"], vec!["--simulate"]],
+        // Otherwise it serves for ever.
+        "metrics" => vec![vec!["--listen", "127.0.0.1:0", "--requests", "0"]],
+        "quickstart" => vec![vec!["--trace", log, "--bytes", "1M"]],
+        "replay" => vec![
+            vec!["--compare", log],
+            vec!["--adaptor", "limit=1GiB", "--adaptor", "logging", log],
+        ],
+        "sanitizer" => vec![vec!["overrun", "--source", "direct"], vec!["leak"]],
+        "window" => ["latency", "bandwidth", "calls", "ping-pong"]
+            .map(|measurement| vec![measurement, "--quick"])
+            .into(),
+        _ => vec![vec![]],
     }
-    Ok(texts)
 }
 
 #[apply(case)]

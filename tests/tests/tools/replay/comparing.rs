@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::own_process;
 
+use super::super::examples::side_by_side;
 use super::{ROWS, ended, has, log, objects, refused, replay, text};
 
 const ALL: [&str; 7] = [
@@ -23,11 +24,16 @@ const ALL: [&str; 7] = [
 fn every_resource_is_in_it_or_named_with_the_reason(env: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let path = path.path.display().to_string();
-    let output = replay(env, &[&path, "--compare", "--passes", "1"])?;
-    ensure!(output.status.success(), "{}", text(&output.stderr));
-    has(&text(&output.stdout), &ALL)?;
-    let output = replay(env, &[&path, "--compare", "--json"])?;
-    let ran = objects(&output)?;
+    let ways: [&[&str]; 2] = [&["--passes", "1"], &["--json"]];
+    let outputs = side_by_side(&ways, |way| {
+        replay(env, &[&[&*path, "--compare"], *way].concat())
+    })?;
+    let [table, output] = &outputs[..] else {
+        bail!("{} outputs", outputs.len());
+    };
+    ensure!(table.status.success(), "{}", text(&table.stderr));
+    has(&text(&table.stdout), &ALL)?;
+    let ran = objects(output)?;
     for name in ALL {
         let lines = ran
             .iter()
