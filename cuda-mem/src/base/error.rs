@@ -285,14 +285,28 @@ impl Error {
                 | ErrorKind::NotRegistered
         );
         let is_of_another_call = matches!(
-            *self.0,
+            self.cause(),
             Cause::Told { .. }
                 | Cause::Nvml { .. }
                 | Cause::Nccl { .. }
                 | Cause::Errno { .. }
                 | Cause::System { .. }
         );
-        is_refusal || self.code().is_none() && !is_of_another_call
+        let was_tried = !matches!(*self.0, Cause::NotTried(_));
+        !was_tried || is_refusal || self.code().is_none() && !is_of_another_call
+    }
+
+    /// This error kept a call from being tried, whatever other work it may report.
+    pub(crate) fn not_tried(self) -> Self {
+        Self::from(Cause::NotTried(self))
+    }
+
+    /// Why, whether or not the call was tried.
+    fn cause(&self) -> &Cause {
+        match &*self.0 {
+            Cause::NotTried(why) => why.cause(),
+            cause => cause,
+        }
     }
 
     /// Whether this error means that the driver cannot do the operation at all; other refusals may be temporary.
@@ -305,13 +319,13 @@ impl Error {
 
     /// Whether memory of a device or a resource ran out, rather than the program's own memory.
     pub(crate) fn is_out_of_memory(&self) -> bool {
-        self.kind() == ErrorKind::OutOfMemory && !matches!(*self.0, Cause::HostMemory { .. })
+        self.kind() == ErrorKind::OutOfMemory && !matches!(self.cause(), Cause::HostMemory { .. })
     }
 
     /// Whether the request is larger than a whole limit: nothing that is freed helps.
     pub(crate) fn is_over_limit(&self) -> bool {
         let is_too_large = |refusal: &Refusal| matches!(refusal, Refusal::TooLarge(_));
-        matches!(&*self.0, Cause::OutOfMemory { refusal, .. } if is_too_large(refusal))
+        matches!(self.cause(), Cause::OutOfMemory { refusal, .. } if is_too_large(refusal))
     }
 
     #[cold]
@@ -322,7 +336,8 @@ impl Error {
     /// The kind of the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        match &*self.0 {
+        match self.cause() {
+            Cause::NotTried(why) => why.kind(),
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
             Cause::NcclLoad(_) => ErrorKind::NcclMissing,
@@ -356,7 +371,7 @@ impl Error {
     /// The driver's own result code, if the driver was called.
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Driver { code, .. }
             | Cause::NoDevice { code, .. }
             | Cause::Logged { code, .. }
@@ -370,7 +385,7 @@ impl Error {
     /// The function that failed or is missing: of the driver, of NVML, of NCCL, of gdrcopy's library or of the system.
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Driver { function, .. }
             | Cause::NoDevice { function, .. }
             | Cause::Logged { function, .. }
@@ -392,7 +407,7 @@ impl Error {
     #[doc(alias = "CU_JIT_ERROR_LOG_BUFFER")]
     #[must_use]
     pub fn jit_log(&self) -> Option<&str> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Code { log, .. } => Some(log),
             _ => None,
         }
@@ -403,7 +418,7 @@ impl Error {
     #[doc(alias = "cuLogsDumpToMemory")]
     #[must_use]
     pub fn driver_log(&self) -> Option<&str> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Logged { log, .. } => Some(log),
             _ => None,
         }
@@ -412,7 +427,7 @@ impl Error {
     /// The numbers, if memory ran out.
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
-        match &*self.0 {
+        match self.cause() {
             Cause::OutOfMemory { memory, .. } => Some(memory),
             _ => None,
         }
@@ -421,7 +436,7 @@ impl Error {
     /// The first CUDA version that supports the request, if the driver is too old for it.
     #[must_use]
     pub fn needs_version(&self) -> Option<CudaVersion> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Missing(missing) => missing.since,
             Cause::DriverTooOld { since, .. } => Some(*since),
             _ => None,

@@ -1,12 +1,14 @@
 //! Single failures of the driver, and what follows from each. For all calls in turn see `sweep.rs`.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::{LimitAdaptor, PinnedResource};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
+use cuda_mem::{DeviceBuffer, Driver, ErrorKind, MemoryPool, Resource};
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::executor::block_on;
 use cuda_mem_tests::hold::hold;
@@ -68,6 +70,33 @@ fn a_buffer_that_was_not_freed_after_others_comes_back_if_it_is_there(
         bail!("the failure was lost");
     };
     ensure!(failed.object.is_none() && failed.error.kind() == ErrorKind::DeviceFault);
+    Ok(())
+}
+
+/// The free was not tried, so the memory is still allocated from every resource on the way.
+#[apply(case)]
+fn memory_whose_stream_could_not_be_waited_for_comes_back(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let limit = Arc::new(LimitAdaptor::new(PinnedResource::new(env.driver), 1 << 20));
+    let buffer = Resource::from(Arc::clone(&limit)).alloc::<u8>(&stream, 1000)?;
+    let faults = [
+        CUresult::CUDA_ERROR_UNKNOWN,
+        CUresult::CUDA_ERROR_LAUNCH_FAILED,
+    ];
+    for (nth, fault) in (1..).zip(faults) {
+        control.fail("cuStreamSynchronize", nth, fault);
+    }
+    let mut buffer = Some(buffer);
+    for kind in [ErrorKind::Other, ErrorKind::DeviceFault] {
+        let Some(Err(failed)) = buffer.take().map(DeviceBuffer::free) else {
+            bail!("the failure was lost");
+        };
+        ensure!(failed.error.kind() == kind, "{}", failed.error);
+        ensure!(limit.allocated() == 1000, "{} bytes", limit.allocated());
+        buffer = failed.object;
+    }
+    buffer.context("the buffer was not given back")?.free()?;
+    ensure!(limit.allocated() == 0, "{} bytes", limit.allocated());
     Ok(())
 }
 
@@ -134,10 +163,10 @@ fn a_source_remembers_a_copy_that_it_could_not_wait_for(env: &Environment) -> Re
 fn an_owner_is_not_dropped_when_a_wait_failed(env: &Environment) -> Result<()> {
     let (home, other) = (env.stream()?, env.stream()?);
     let control = env.control()?;
-    let theirs = std::sync::Arc::new(env.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
+    let theirs = Arc::new(env.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
     // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
     let mut view = unsafe {
-        let owner = std::sync::Arc::clone(&theirs);
+        let owner = Arc::clone(&theirs);
         cuda_mem::DeviceBuffer::<u8>::borrow_raw(&home, theirs.as_raw(), 1000, owner)
     };
     home.synchronize()?;
@@ -148,7 +177,7 @@ fn an_owner_is_not_dropped_when_a_wait_failed(env: &Environment) -> Result<()> {
     drop(view);
     drop(held);
     ensure!(
-        std::sync::Arc::strong_count(&theirs) == 2,
+        Arc::strong_count(&theirs) == 2,
         "the owner was let go although `other` may use the memory"
     );
     ensure!(control.reports().is_empty(), "{:?}", control.reports());
@@ -310,10 +339,10 @@ fn an_owner_is_not_dropped_when_its_release_after_a_capture_failed(
     env: &Environment,
 ) -> Result<()> {
     let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
-    let theirs = std::sync::Arc::new(env.pool()?.alloc_zeroed::<u8>(&stream, 1000)?);
+    let theirs = Arc::new(env.pool()?.alloc_zeroed::<u8>(&stream, 1000)?);
     // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
     let mut view = unsafe {
-        let owner = std::sync::Arc::clone(&theirs);
+        let owner = Arc::clone(&theirs);
         cuda_mem::DeviceBuffer::<u8>::borrow_raw(&stream, theirs.as_raw(), 1000, owner)
     };
     view.on(&other).map(std::mem::forget)?;
@@ -326,7 +355,7 @@ fn an_owner_is_not_dropped_when_its_release_after_a_capture_failed(
     })?;
     stream.synchronize()?;
     ensure!(cuda_mem::base::drop_counts().failures == failures + 1);
-    ensure!(std::sync::Arc::strong_count(&theirs) == 2);
+    ensure!(Arc::strong_count(&theirs) == 2);
     Ok(())
 }
 

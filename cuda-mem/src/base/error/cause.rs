@@ -17,6 +17,8 @@ pub(super) enum Cause {
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
+    NotTried(super::Error),
+    #[error(transparent)]
     Missing(#[from] MissingSymbol),
     #[error(transparent)]
     NvmlLoad(#[from] NvmlLoadError),

@@ -53,7 +53,7 @@ impl Error {
     /// ```
     #[must_use]
     pub fn io_error(&self) -> Option<&io::Error> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Errno { error, .. } | Cause::GdrClosed(error) | Cause::System { error, .. } => {
                 Some(error)
             }

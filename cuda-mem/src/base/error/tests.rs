@@ -15,6 +15,7 @@ use super::{Attempt, Cause, Error, ErrorKind, Failed, OutOfMemory, Refusal, Reme
 fn name(cause: &Cause) -> &'static str {
     match cause {
         Cause::Load(_) => "Load",
+        Cause::NotTried(_) => "NotTried",
         Cause::Missing(_) => "Missing",
         Cause::NvmlLoad(_) => "NvmlLoad",
         Cause::NvmlLacks(_) => "NvmlLacks",
@@ -52,7 +53,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 34;
+const VARIANTS: usize = 35;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -173,6 +174,7 @@ fn samples() -> Vec<Error> {
         },
         Cause::MemoryInUse,
         Cause::Forked,
+        Cause::NotTried(Error::capturing(text())),
     ];
     causes.map(Error::from).into()
 }
@@ -304,6 +306,8 @@ fn only_an_answer_without_effect_leaves_the_memory_there() {
     ))));
     let fault = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     assert!(took_effect(&Err(Error::driver("cuMemFree_v2", fault))));
+    let not_tried = Error::driver("cuStreamSynchronize", fault).not_tried();
+    assert!(!took_effect(&Err(not_tried)));
 }
 
 /// What another library, or the system, answers may come after a part of the work.

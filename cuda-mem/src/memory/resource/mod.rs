@@ -311,7 +311,8 @@ pub(crate) fn wait_by_and_free(
     // Memory that the wait would release may belong to a resource that holds a lock around this call.
     let _inside = ResourceCall::enter();
     recording::with_relaxed_capture_mode(stream.device().driver().table(), || {
-        wait()?;
+        // What the wait reports is no word about the free, which is still to come.
+        wait().map_err(Error::not_tried)?;
         free()
     })
 }
