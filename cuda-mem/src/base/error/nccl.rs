@@ -26,13 +26,13 @@ impl Error {
 
     /// Whether a stream was waited for in vain, and nothing was changed.
     pub(crate) fn is_held_up(&self) -> bool {
-        matches!(*self.0, Cause::NotInTime(_))
+        matches!(self.cause(), Cause::NotInTime(_))
     }
 
     /// NCCL's own result code, if NCCL was called.
     #[must_use]
     pub fn nccl_code(&self) -> Option<ncclResult_t> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Nccl { code, .. } => Some(*code),
             _ => None,
         }

@@ -25,7 +25,7 @@ impl Error {
     /// NVML's own result code, if NVML was called.
     #[must_use]
     pub fn nvml_code(&self) -> Option<nvmlReturn_t> {
-        match &*self.0 {
+        match self.cause() {
             Cause::Nvml { code, .. } => Some(*code),
             _ => None,
         }
