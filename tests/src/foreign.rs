@@ -4,6 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
 use cuda_mem::sys::{CUdeviceptr, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
 
+use crate::environment::Environment;
+
 /// The mode of a capture that lets its thread do everything else.
 pub const RELAXED: u32 = 2;
 
@@ -19,6 +21,23 @@ pub fn begin(stream: &Stream, mode: u32) -> Result<()> {
     let code = unsafe { begin(stream.as_raw(), CUstreamCaptureMode(mode)) };
     ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
     Ok(())
+}
+
+/// The capture mode of this thread.
+pub(crate) fn capture_mode(env: &Environment) -> Result<u32> {
+    let table = env.driver.table();
+    let exchange = table.cuThreadExchangeStreamCaptureMode;
+    let exchange = exchange.context("no capture modes")?;
+    let swap = |mode| -> Result<CUstreamCaptureMode> {
+        let mut mode = mode;
+        // SAFETY: `mode` is valid for reads and writes.
+        let code = unsafe { exchange(&raw mut mode) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+        Ok(mode)
+    };
+    let mode = swap(CUstreamCaptureMode(RELAXED))?;
+    swap(mode)?;
+    Ok(mode.0)
 }
 
 /// Ends the capture, and says how; the graph is destroyed.

@@ -13,6 +13,7 @@ use super::{Inner, UNIT};
 use crate::base::biased::thread::become_guest;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::exit::{self, Working};
+use crate::base::report::{self, caught};
 
 /// The name of the thread, as the system shows it.
 const NAME: &str = "cuda-mem-arena";
@@ -167,12 +168,22 @@ impl Requests {
             let Some(arena) = arena.upgrade() else {
                 return;
             };
-            if trims {
-                arena.give_back_apart();
-            }
-            let wanted = prepares.then(|| self.begin_look()).flatten();
-            let missing = wanted.map(|wanted| arena.prepare(wanted));
-            drop((arena, working));
+            // Resources of the program may panic; the thread has more to do.
+            let missing = caught(|| {
+                if trims {
+                    arena.give_back_apart();
+                }
+                let wanted = prepares.then(|| self.begin_look()).flatten();
+                let missing = wanted.map(|wanted| arena.prepare(wanted));
+                drop(arena);
+                missing
+            });
+            drop(working);
+            let missing = missing.unwrap_or_else(|| {
+                let text = "code of the program panicked on the arena's thread";
+                report::failed("arena", &Error::new(ErrorKind::Other, text));
+                None
+            });
             if let Some(missing) = missing {
                 self.pause();
                 self.watch(missing);

@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::base::error::Error;
+use crate::base::error::{Error, ErrorKind};
 use crate::base::report::{self, WAITING as ENTRIES};
 use crate::stream::name::StreamName;
 
@@ -427,7 +427,11 @@ impl PendingTry {
         let name = entry.deferred.name();
         if is_gone {
             ENTRIES.fetch_sub(1, Ordering::Relaxed);
-            drop(self.0.take());
+            // What it owns may be the program's, as a resource below an arena is.
+            if report::caught(|| drop(self.0.take())).is_none() {
+                let text = "a destructor of the program panicked";
+                report::failed(name, &Error::new(ErrorKind::Other, text));
+            }
         }
         if let Some(error) = failure {
             report::failed(name, &error);

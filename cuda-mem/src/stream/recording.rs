@@ -306,14 +306,29 @@ pub(crate) fn with_relaxed_capture_mode<T>(
             "this could not be kept from disturbing captures into graphs, so it was not done: {error}"
         ))
     })?;
-    let outer = RELAXED.replace(place);
-    let answer = call();
-    RELAXED.set(outer);
-    report::release("capture mode", || {
-        // SAFETY: as above.
-        unsafe { raw::graph::exchange_capture_mode(table, before) }.map(drop)
-    });
-    answer
+    let _relaxed = Relaxed {
+        table,
+        before,
+        outer: RELAXED.replace(place),
+    };
+    call()
+}
+
+/// Puts the mode back, also if a resource of the program panics meanwhile.
+struct Relaxed<'a> {
+    table: &'a Table,
+    before: CUstreamCaptureMode,
+    outer: usize,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        RELAXED.set(self.outer);
+        report::release("capture mode", || {
+            // SAFETY: there was a driver to set the mode.
+            unsafe { raw::graph::exchange_capture_mode(self.table, self.before) }.map(drop)
+        });
+    }
 }
 
 /// As [`with_relaxed_capture_mode`], for calls that are not retried: makes the call even if the mode cannot be set.

@@ -12,6 +12,7 @@ use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::memory::{DirectResource, MemoryProperties};
 use cuda_mem::{Arena, DeviceBuffer, Error, ErrorKind, MemoryResource, Resource, Stream};
 
+use super::moody::{Mood, moody};
 use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
@@ -222,93 +223,6 @@ fn a_block_that_comes_again_at_once_is_not_lost(env: &Environment) -> Result<()>
     Ok(())
 }
 
-/// How a resource behaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mood {
-    Good,
-    Refuses,
-    /// As if a capture forbade it.
-    IsCaptured,
-    PanicsWhenAsked,
-    /// When the memory is free already.
-    PanicsWhenGiven,
-}
-
-/// A resource that does not always do as it should.
-#[derive(Debug)]
-struct Moody {
-    direct: DirectResource,
-    mood: Mutex<Mood>,
-    allocated: AtomicU64,
-    freed: AtomicU64,
-}
-
-impl Moody {
-    fn mood(&self) -> Mood {
-        *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, mood: Mood) {
-        *self.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
-    }
-
-    /// Panics in this mood, without the noise.
-    fn panic_as(&self, mood: Mood) {
-        if self.mood() == mood {
-            std::panic::resume_unwind(Box::new("as a resource may"));
-        }
-    }
-
-    /// Blocks that came and went.
-    fn counts(&self) -> (u64, u64) {
-        let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
-        (count(&self.allocated), count(&self.freed))
-    }
-}
-
-// SAFETY: memory is the direct resource's, and what is refused was not freed.
-unsafe impl MemoryResource for Moody {
-    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
-        self.panic_as(Mood::PanicsWhenAsked);
-        let address = self.direct.allocate(layout, stream)?;
-        self.allocated.fetch_add(1, Ordering::SeqCst);
-        Ok(address)
-    }
-
-    unsafe fn deallocate(
-        &self,
-        address: u64,
-        layout: Layout,
-        stream: &Stream,
-    ) -> cuda_mem::Result<()> {
-        if self.mood() == Mood::Refuses {
-            return Err(Error::new(ErrorKind::NotPermitted, "not now"));
-        }
-        if self.mood() == Mood::IsCaptured {
-            return Err(Error::new(ErrorKind::Capturing, "not in a capture"));
-        }
-        // SAFETY: the caller's.
-        unsafe { self.direct.deallocate(address, layout, stream) }?;
-        self.freed.fetch_add(1, Ordering::SeqCst);
-        self.panic_as(Mood::PanicsWhenGiven);
-        Ok(())
-    }
-
-    fn memory_properties(&self) -> MemoryProperties {
-        self.direct.memory_properties()
-    }
-}
-
-fn moody(env: &Environment) -> Result<(Arc<Moody>, Arena)> {
-    let below = Arc::new(Moody {
-        direct: DirectResource::new(env.device()?),
-        mood: Mutex::new(Mood::Good),
-        allocated: AtomicU64::new(0),
-        freed: AtomicU64::new(0),
-    });
-    Ok((Arc::clone(&below), Arena::over(below)))
-}
-
 #[apply(case)]
 fn memory_that_the_upstream_refuses_stays_usable(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
@@ -349,57 +263,6 @@ fn memory_that_the_upstream_refuses_stays_usable(env: &Environment) -> Result<()
     ensure!(arena.stats().grown == before.grown, "{}", arena.stats());
     drop(buffer);
     below.set(Mood::Good);
-    stream.synchronize()?;
-    drop((resource, arena, stream));
-    let (allocated, freed) = below.counts();
-    ensure!(allocated == freed, "{allocated} came, {freed} went");
-    Ok(())
-}
-
-#[apply(case)]
-fn an_upstream_that_panics_is_given_nothing_twice(env: &Environment) -> Result<()> {
-    let _pressure = env.exclusive();
-    let (below, arena) = moody(env)?;
-    let resource = Resource::from(arena.clone());
-    let stream = env.stream()?;
-    drop(resource.alloc::<u8>(&stream, MIB)?);
-    stream.synchronize()?;
-    below.set(Mood::PanicsWhenGiven);
-    ensure!(arena.trim_to(0).is_err(), "the panic is not told");
-    below.set(Mood::Good);
-    ensure!(below.counts() == (1, 1), "{:?}", below.counts());
-    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
-    // Not what the upstream has again.
-    let mut buffer = resource.alloc::<u8>(&stream, MIB)?;
-    buffer.fill(5)?;
-    ensure!(below.counts() == (2, 1), "{:?}", below.counts());
-    drop(buffer);
-    stream.synchronize()?;
-    drop((resource, arena, stream));
-    ensure!(below.counts() == (2, 2), "{:?}", below.counts());
-    Ok(())
-}
-
-#[apply(case)]
-fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(env: &Environment) -> Result<()> {
-    let _pressure = env.exclusive();
-    let (below, arena) = moody(env)?;
-    let resource = Resource::from(arena.clone());
-    let stream = env.stream()?;
-    below.set(Mood::PanicsWhenAsked);
-    for bytes in [1000, 8 * MIB] {
-        let asked = || resource.alloc::<u8>(&stream, bytes).map(drop);
-        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(asked));
-        ensure!(!matches!(asked, Ok(Ok(()))), "{bytes} bytes from nowhere");
-    }
-    below.set(Mood::Good);
-    let stats = arena.stats();
-    ensure!((stats.reserved, stats.live_blocks) == (0, 0), "{stats}");
-    for bytes in [1000, 8 * MIB] {
-        let mut buffer = resource.alloc::<u8>(&stream, bytes)?;
-        buffer.fill(6)?;
-        ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 6));
-    }
     stream.synchronize()?;
     drop((resource, arena, stream));
     let (allocated, freed) = below.counts();

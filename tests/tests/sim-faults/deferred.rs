@@ -1,12 +1,14 @@
 //! What a capture has put off, where the driver gives no answer afterwards.
 
-use std::sync::mpsc;
+use std::alloc::Layout;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::base::{DropCounts, drop_counts};
-use cuda_mem::memory::PinnedResource;
+use cuda_mem::memory::{MemoryProperties, PinnedResource};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{DeviceBuffer, Resource, Stream};
+use cuda_mem::{DeviceBuffer, MemoryPool, MemoryResource, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::foreign::{RELAXED, begin, end_well};
 
@@ -93,5 +95,57 @@ fn memory_of_a_lost_context_is_given_up_without_its_stream(env: &Environment) ->
         (counts.failures, counts.waiting) == (2, waiting),
         "{counts:?}"
     );
+    Ok(())
+}
+
+/// A resource whose end panics.
+#[derive(Debug)]
+struct Fragile(MemoryPool);
+
+// SAFETY: the pool's.
+unsafe impl MemoryResource for Fragile {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        self.0.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.0.deallocate(address, layout, stream) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.0.memory_properties()
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new("as a destructor may"));
+    }
+}
+
+/// The last owner is the buffer that a capture has put off, and some other buffer's end releases it.
+#[apply(case)]
+fn a_destructor_that_panics_harms_no_other_buffer(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
+    let memory = Resource::new(Fragile(pool.clone())).alloc(&stream, 100)?;
+    let other = Arc::new(env.pool()?);
+    let innocent = Resource::from(Arc::clone(&other)).alloc::<u8>(&stream, 100)?;
+    drop_in_a_capture(memory, &stream)?;
+    let failures = drop_counts().failures;
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(innocent)));
+    ensure!(dropped.is_ok(), "the panic is another buffer's");
+    ensure!(
+        drop_counts().failures == failures + 1,
+        "{:?}",
+        drop_counts()
+    );
+    ensure!(Arc::strong_count(&other) == 1, "its resource is kept");
+    ensure!(pool.stats()?.used.current == 0, "not freed");
     Ok(())
 }

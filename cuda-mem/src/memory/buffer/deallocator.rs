@@ -350,6 +350,9 @@ fn caught(call: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
 #[cold]
 #[inline(never)]
 fn panicked(who: &dyn fmt::Debug) -> Error {
-    let text = format!("{who:?} panicked when it was given memory back");
+    // Printing may panic too: by a lock that is poisoned now.
+    let who = report::caught(|| format!("{who:?}"));
+    let who = who.as_deref().unwrap_or("a resource, or an owner,");
+    let text = format!("{who} panicked when it was given memory back");
     Error::new(ErrorKind::Other, text)
 }

@@ -133,9 +133,15 @@ impl DeferredFree {
                 // SAFETY: the buffer that had the address is gone, its pending uses have just been waited for, and
                 // this is its own stream or one that waits for that.
                 let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
-                let left =
-                    (!took_effect(&freed)).then_some(Deallocator::Resource(resource, layout));
-                (freed, left)
+                if !took_effect(&freed) {
+                    return (freed, Some(Deallocator::Resource(resource, layout)));
+                }
+                // This may be its last handle, and its destructor the program's, in an unrelated call.
+                let ended = apart(&"a resource", || {
+                    drop(resource);
+                    Ok(())
+                });
+                (freed.and(ended), None)
             }
             (deallocator, _) => {
                 // SAFETY: the buffer that had the address is gone, and its pending uses have just been waited for.
