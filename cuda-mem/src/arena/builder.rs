@@ -18,6 +18,7 @@ use crate::memory::fallback::Fallback;
 use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
 use crate::memory::reclaim;
 use crate::memory::resource::{DirectResource, MemoryProperties, MemoryResource, Resource};
+use crate::stream::deferred::{self, After};
 
 /// The default slack: what an arena may hold, as a multiple of the program's peak.
 const SLACK: f64 = 1.05;
@@ -289,6 +290,8 @@ impl ArenaBuilder {
                 self.max_share
             )));
         }
+        // What waits may be arenas that ended: programs that wait through another library come by here.
+        deferred::poll(After::Call);
         let (threshold, background) = (self.threshold, self.background);
         let arena = match self.source.clone() {
             Source::Device(device) => self.of_device(device)?,

@@ -270,6 +270,15 @@ impl Completion {
         Ok(result)
     }
 
+    /// Pools end once the host has seen that their memory is free, and a question is no look (R86). The wait ends at once. An
+    /// event of the program may have been recorded again.
+    fn see_frees(&self) {
+        if deferred::has_entries() && matches!(self.watched.mark, Mark::Stream { .. }) {
+            // What it would tell, the question has told.
+            let _ = self.watched.mark.synchronize();
+        }
+    }
+
     fn poll_result(&mut self, waker: &Waker) -> Poll<Result<()>> {
         if !self.is_registered {
             match self.watched.mark.is_done() {
@@ -295,7 +304,10 @@ impl Future for Completion {
 
     fn poll(mut self: Pin<&mut Self>, task: &mut task::Context<'_>) -> Poll<Result<()>> {
         let polled = self.poll_result(task.waker());
-        if polled.is_ready() {
+        if let Poll::Ready(result) = &polled {
+            if result.is_ok() {
+                self.see_frees();
+            }
             deferred::poll(After::Call);
             after_wait::tell(After::Call);
         }

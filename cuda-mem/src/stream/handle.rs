@@ -120,6 +120,10 @@ impl Drop for Inner {
         if !report::is_forked() {
             self.drop_observers.tell();
         }
+        if let Owner::Foreign { .. } = self.owner {
+            // Its owner waits in ways that nobody hears of.
+            deferred::poll(After::Call);
+        }
         if let Owner::Us = self.owner {
             ledger::remove(&self.item());
             let table = self.context.driver().table();

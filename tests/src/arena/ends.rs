@@ -12,6 +12,7 @@ use cuda_mem::memory::DirectResource;
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource, Resource};
 
 use crate::environment::Environment;
+use crate::foreign::synchronize;
 use crate::hold::{hold, hold_for};
 
 const MIB: usize = 1 << 20;
@@ -364,6 +365,24 @@ fn an_arena_that_could_not_grow_keeps_no_context(env: &Environment) -> Result<()
             !device.has_active_context()?,
             "at most {most} bytes: nothing is allocated, and the context lives"
         );
+    }
+    Ok(())
+}
+
+/// An arena for each request, and nobody waits through this crate.
+#[apply(case_alone)]
+fn building_an_arena_ends_those_that_waited(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for round in 0..50 {
+        let arena = Arena::builder(&env.device()?).build()?;
+        let buffer = arena.alloc::<u8>(&stream, 1000)?;
+        let held = hold(&stream)?;
+        drop((buffer, arena));
+        drop(held);
+        synchronize(&stream)?;
+        // The first few tries are made at each chance.
+        let waiting = drop_counts().waiting;
+        ensure!(waiting <= 2, "round {round}: {waiting} arenas wait");
     }
     Ok(())
 }

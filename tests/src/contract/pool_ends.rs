@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy, Stream};
 
 use crate::environment::Environment;
+use crate::executor::block_on;
 use crate::foreign::synchronize;
 use crate::hold::hold;
 
@@ -156,6 +157,18 @@ fn the_end_of_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Resul
     let _context = stream.context().clone();
     end_unseen(env, &stream)?;
     drop(stream);
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} things wait");
+    Ok(())
+}
+
+/// A program may await all that it does, and wait for nothing.
+#[apply(case_alone)]
+fn awaiting_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let stream = env.stream()?;
+    end_unseen(env, &stream)?;
+    block_on(stream.completion()?)?;
     let waiting = cuda_mem::base::drop_counts().waiting;
     ensure!(waiting == 0, "{waiting} things wait");
     Ok(())

@@ -31,19 +31,19 @@ struct Entry {
     /// The driver counts too (measured): as many releases as imports.
     imports: usize,
     /// Streams with submitted frees that may not be complete.
-    frees: Vec<Free>,
+    frees: Vec<LastUse>,
     pointers: HashMap<CUdeviceptr, Pointer>,
 }
 
 /// The last free that was submitted to a stream.
 #[derive(Clone)]
-struct Free {
+struct LastUse {
     stream: Stream,
-    /// Unique, so that a later free is not taken for this one.
+    /// Unique, so that a later one is not taken for this one.
     number: u64,
 }
 
-impl Free {
+impl LastUse {
     fn new(stream: &Stream) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -60,8 +60,8 @@ impl Free {
 #[derive(Default)]
 struct Pointer {
     users: usize,
-    /// Streams of past users: the memory is freed after their work.
-    ended: Vec<Stream>,
+    /// The last uses of past users, one of each stream: the memory is freed after their work.
+    ended: Vec<LastUse>,
 }
 
 /// Runs calls on shared imports one at a time, and never while a pool is destroyed: together they crashed a driver
@@ -188,7 +188,7 @@ impl UnusedImport {
     }
 
     /// Destroys the pool if these are all its frees; returns its entry then.
-    fn destroy(&mut self, pools: &mut Vec<Entry>, seen: &[Free]) -> (Result<()>, Option<Entry>) {
+    fn destroy(&mut self, pools: &mut Vec<Entry>, seen: &[LastUse]) -> (Result<()>, Option<Entry>) {
         // If it was imported again meanwhile, or destroyed by another thread, the next attempt finds that out.
         let Some(index) = self.find(pools) else {
             return (Ok(()), None);
@@ -292,33 +292,62 @@ pub(super) fn release_pointer(
         }
         pointer.users -= 1;
         // Also for the last one: if its free fails, a later user waits for it.
-        if !pointer.ended.contains(stream) {
-            pointer.ended.push(stream.clone());
-        }
+        note(&mut pointer.ended, stream);
         if !is_last {
             return Ok((pointer.users, None));
         }
         freed?;
         let pointer = entry.pointers.remove(&address);
-        let free = Free::new(stream);
-        match entry.frees.iter_mut().find(|free| free.stream == *stream) {
-            // The caller has the stream too, so this does not drop its last handle.
-            Some(before) => before.number = free.number,
-            None => entry.frees.push(free),
-        }
+        note(&mut entry.frees, stream);
         Ok((0, Some((pointer, entry.frees.clone()))))
     })?;
+    if users > 0 {
+        forget_done(driver, pool, address)?;
+    }
     // The pointer is dropped here, outside the lock.
     let frees = ended.map(|(_, frees)| frees).unwrap_or_default();
     see_frees(driver, pool, frees)?;
     Ok(users)
 }
 
+/// The stream's last use, or free, is this one.
+fn note(uses: &mut Vec<LastUse>, stream: &Stream) {
+    let now = LastUse::new(stream);
+    match uses.iter_mut().find(|last| last.stream == *stream) {
+        // The caller has the stream too, so this does not drop its last handle.
+        Some(before) => before.number = now.number,
+        None => uses.push(now),
+    }
+}
+
+/// Forgets past users whose work is done: what comes later need not be ordered after it. One long user would otherwise keep
+/// the streams of all short ones.
+fn forget_done(driver: Driver, pool: CUmemoryPool, address: CUdeviceptr) -> Result<()> {
+    let uses = |pools: &mut [Entry], what: &dyn Fn(&mut Vec<LastUse>) -> Vec<LastUse>| {
+        let pointer = entry(pools, driver, pool)?.pointers.get_mut(&address)?;
+        Some(what(&mut pointer.ended))
+    };
+    let ended = alone(|pools| Ok(uses(pools, &|ended| ended.clone())))?;
+    let mut done = ended.unwrap_or_default();
+    done.retain(|last| matches!(last.stream.as_ref().is_done_unless_captured(), Ok(true)));
+    if done.is_empty() {
+        return Ok(());
+    }
+    let gone = alone(|pools| {
+        Ok(uses(pools, &|ended| {
+            ended.extract_if(.., |last| last.is_in(&done)).collect()
+        }))
+    })?;
+    // Outside the lock: these may be the last handles of their streams.
+    drop(gone);
+    Ok(())
+}
+
 /// Frees an import after the work in these streams. If this fails the mapping stays, rather than being freed while work uses
 /// it.
-fn free_after(ended: &[Stream], address: CUdeviceptr, stream: &Stream) -> Result<()> {
+fn free_after(ended: &[LastUse], address: CUdeviceptr, stream: &Stream) -> Result<()> {
     for other in ended {
-        order_outside_captures(other.as_ref(), stream.as_ref())?;
+        order_outside_captures(other.stream.as_ref(), stream.as_ref())?;
     }
     // SAFETY: this is for the last user, and the stream comes after all of them (R13). A default stream's context is
     // current (R8).
@@ -326,7 +355,7 @@ fn free_after(ended: &[Stream], address: CUdeviceptr, stream: &Stream) -> Result
 }
 
 /// Forgets those frees of a pool that are complete, so that their streams can be dropped.
-fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
+fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<LastUse>) -> Result<()> {
     let mut failure = None;
     frees.retain(|free| {
         match free.stream.as_ref().is_done_unless_captured() {
@@ -344,7 +373,7 @@ fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result
         }
     });
     if !frees.is_empty() {
-        let gone: Vec<Free> = alone(|pools| {
+        let gone: Vec<LastUse> = alone(|pools| {
             let entry = entry(pools, driver, pool);
             let gone = entry.map(|entry| entry.frees.extract_if(.., |free| free.is_in(&frees)));
             Ok(gone.into_iter().flatten().collect())
