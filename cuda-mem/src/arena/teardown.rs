@@ -19,6 +19,29 @@ struct EndedArena {
     streams: Vec<StreamProgress>,
     /// When the arena ended.
     epoch: u64,
+    /// Whether a context was found lost.
+    has_failed: bool,
+}
+
+impl EndedArena {
+    /// Its streams are not known to be done. Those of a lost context, or of a driver that has shut down, never will be.
+    fn not_yet(&mut self) -> Outcome {
+        let failure = self.streams.iter().find_map(|progress| {
+            let own = progress.context()?.per_thread_stream();
+            let error = own.as_ref().is_done_unless_captured().err()?;
+            let kind = error.kind();
+            (kind.is_of_lost_context() || kind == ErrorKind::Deinitialized).then_some(error)
+        });
+        let Some(error) = failure else {
+            return Outcome::NotYet;
+        };
+        let has_failed = std::mem::replace(&mut self.has_failed, true);
+        if has_failed || error.kind() == ErrorKind::Deinitialized {
+            // What is mapped stays mapped.
+            return Outcome::GivenUp(error);
+        }
+        Outcome::Again(error)
+    }
 }
 
 impl Deferred for EndedArena {
@@ -35,7 +58,7 @@ impl Deferred for EndedArena {
         let ended = self.epoch;
         self.streams.retain_mut(|progress| !progress.is_over(ended));
         if !self.streams.is_empty() {
-            return Outcome::NotYet;
+            return self.not_yet();
         }
         let mut failed = None;
         for chunk in self.backing.chunks_in(0, u64::MAX) {
@@ -100,6 +123,7 @@ impl Drop for Inner {
             backing: Arc::clone(&self.backing),
             streams: state.streams,
             epoch: ended,
+            has_failed: false,
         };
         if let Err(error) = deferred::release_or_defer(Box::new(ended)) {
             report::failed("arena", &error);

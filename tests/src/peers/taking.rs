@@ -184,3 +184,20 @@ fn a_pool_that_cannot_be_closed_is_open_to_its_peers_as_before(env: &Environment
     ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())
 }
+
+/// The pool serves others once it has ended, and they did not ask for that access.
+#[apply(case_of_sim_alone)]
+fn access_that_may_have_been_given_is_taken_back_at_the_end(env: &Environment) -> Result<()> {
+    let (control, Pair { devices, .. }) = (env.control()?, pair(env)?);
+    // It is carried out all the same, as when it reports earlier work.
+    control.fail("cuMemPoolSetAccess", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let builder = || MemoryPool::builder(&devices[0]);
+    let built = builder().accessible_from([&devices[1]]).build();
+    let error = built.err().context("the failure was lost")?;
+    ensure!(error.kind() == ErrorKind::DeviceFault, "{error}");
+    let calls = control.calls("cuMemPoolSetAccess");
+    ensure!(calls == 2, "{calls} calls: nothing is taken back");
+    let pool = builder().build()?;
+    ensure!(pool.access(&devices[1])? == Access::None);
+    Ok(())
+}

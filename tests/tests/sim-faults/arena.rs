@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::arena::{ArenaStats, SleepContents};
+use cuda_mem::base::drop_counts;
 use cuda_mem::ledger::{Recorder, TraceAction};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, ReleaseThreshold, Resource};
@@ -253,11 +254,11 @@ fn memory_that_an_arena_cannot_release_at_its_end_is_told(env: &Environment) -> 
     let arena = Arena::builder(&env.device()?).build()?;
     drop(arena.alloc::<u8>(&stream, 8 << 20)?);
     stream.synchronize()?;
-    let failures = cuda_mem::base::drop_counts().failures;
+    let failures = drop_counts().failures;
     control.fail_without_effect("cuMemUnmap", 1, CUresult::CUDA_ERROR_UNKNOWN);
     drop(arena);
     control.clear_faults();
-    let failures = cuda_mem::base::drop_counts().failures - failures;
+    let failures = drop_counts().failures - failures;
     ensure!(failures == 1, "{failures} failures");
     Ok(())
 }
@@ -272,12 +273,12 @@ fn memory_that_an_arena_cannot_release_after_a_wait_is_told(env: &Environment) -
         .release_threshold(ReleaseThreshold::Bytes(0))
         .build()?;
     drop(arena.alloc::<u8>(&stream, 8 << 20)?);
-    let failures = cuda_mem::base::drop_counts().failures;
+    let failures = drop_counts().failures;
     control.fail_without_effect("cuMemUnmap", 1, CUresult::CUDA_ERROR_UNKNOWN);
     let waited = stream.synchronize();
     control.clear_faults();
     waited?;
-    let failures = cuda_mem::base::drop_counts().failures - failures;
+    let failures = drop_counts().failures - failures;
     ensure!(failures == 1, "{failures} failures");
     // The next wait tries again.
     stream.synchronize()?;
@@ -304,7 +305,7 @@ fn the_hook_may_call_the_arena(env: &Environment) -> Result<()> {
         drop(held);
         other.synchronize()?;
         let (tell, told) = channel();
-        let (called, failures) = (arena.clone(), cuda_mem::base::drop_counts().failures);
+        let (called, failures) = (arena.clone(), drop_counts().failures);
         let tell = Mutex::new(tell);
         cuda_mem::base::on_drop_failure(move |failure| {
             let trimmed = called.trim_to(0).map_err(|error| error.to_string());
@@ -325,7 +326,7 @@ fn the_hook_may_call_the_arena(env: &Environment) -> Result<()> {
             "{}",
             arena.stats()
         );
-        let failures = cuda_mem::base::drop_counts().failures - failures;
+        let failures = drop_counts().failures - failures;
         ensure!(failures == 1, "{function}: {failures} failures");
     }
     Ok(())
@@ -393,5 +394,32 @@ fn a_query_that_fails_shows_nothing(env: &Environment) -> Result<()> {
         drop(got?);
         ensure!(stats.waits == 1, "{function}: {stats}");
     }
+    Ok(())
+}
+
+/// Nothing of it is ever known to be done. It is told of, and waits for no answer that cannot come.
+#[apply(case)]
+fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
+    const QUESTIONS: [&str; 3] = ["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let before = drop_counts();
+    for (question, nth) in QUESTIONS
+        .into_iter()
+        .flat_map(|it| (1..=200).map(move |nth| (it, nth)))
+    {
+        control.fail(question, nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    drop(arena);
+    let polled = (0..16).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let now = drop_counts();
+    ensure!(now.waiting == before.waiting, "{now:?}");
+    ensure!(
+        now.failures == before.failures + 2,
+        "{now:?}, before {before:?}"
+    );
     Ok(())
 }

@@ -1,6 +1,11 @@
 //! Single calls about pools that fail.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::Environment;
@@ -130,4 +135,31 @@ fn a_raise_that_failed_puts_back_nothing_later(env: &Environment) -> Result<()> 
     drop(pool.raise_release_threshold(Never)?);
     ensure!(pool.release_threshold()? == Bytes(3000));
     Ok(())
+}
+
+/// The thread's capture mode is put back under the pool's lock, and that fails.
+#[apply(case)]
+fn the_hook_may_use_the_pool_whose_threshold_is_put_back(env: &Environment) -> Result<()> {
+    use cuda_mem::ReleaseThreshold::{Bytes, Never};
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let (pool, control) = (env.pool()?, env.control()?);
+    let raised = pool.raise_release_threshold(Never)?;
+    let ((tell, told), called) = (channel(), pool.clone());
+    let tell = Mutex::new(tell);
+    cuda_mem::base::on_drop_failure(move |failure| {
+        let raised = called.raise_release_threshold(Bytes(1000)).map(drop);
+        let tell = tell.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = tell.send((failure.object, raised));
+    });
+    control.fail(
+        "cuThreadExchangeStreamCaptureMode",
+        2,
+        CUresult::CUDA_ERROR_UNKNOWN,
+    );
+    let dropping = thread::spawn(move || drop(raised));
+    let told = told.recv_timeout(PATIENCE).context("no answer");
+    cuda_mem::base::on_drop_failure(|_| {});
+    let (object, raised) = told?;
+    raised.with_context(|| format!("in the hook of a {object}"))?;
+    dropping.join().map_err(|_| anyhow!("the thread panicked"))
 }

@@ -9,6 +9,7 @@ use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemPool_attribute, C
 use super::pending_destroy::{self, PendingDestroy};
 use super::{Inner, MemoryPool, Pool};
 use crate::base::error::{Error, Result};
+use crate::base::report::DeferHook;
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
@@ -216,6 +217,8 @@ impl Pool {
             return Ok(());
         }
         self.require_own_access()?;
+        // The hook may ask for access.
+        let _waits = DeferHook::enter();
         // Held over the call, so that the record matches the driver's last change.
         let mut granted = self.0.granted.lock()?;
         let mut is_taken = false;
@@ -231,8 +234,20 @@ impl Pool {
         }
         // SAFETY: the pool is live. Taking access does not wait (R50, measured), so work that is queued would lose it:
         // the devices that lose it have none, as was checked.
-        self.beside_captures(|table| unsafe { raw::pool::set_access(table, self.0.raw, &entries) })
-            .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
+        let set = self
+            .beside_captures(|table| unsafe { raw::pool::set_access(table, self.0.raw, &entries) });
+        if let Err(error) = set {
+            if !error.had_no_effect() {
+                // It may be carried out all the same; then it is taken back before the pool serves others.
+                for (device, wanted) in access {
+                    let is_given = *wanted != Access::None && self.device() != Some(*device);
+                    if is_given && !granted.contains(device) {
+                        granted.push(*device);
+                    }
+                }
+            }
+            return Err(error.asked(|| format!("{self} with {}", list_of(access))));
+        }
         for (device, wanted) in access {
             granted.retain(|known| known != device);
             let bit = bit(*device);

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 
 use super::{Pool, ReleaseThreshold};
 use crate::base::error::Result;
-use crate::base::report;
+use crate::base::report::{self, DeferHook};
 use crate::stream::recording;
 
 /// The thresholds requested by scopes, and the one in effect without them.
@@ -118,6 +118,8 @@ pub struct RaisedThreshold {
 impl Drop for RaisedThreshold {
     fn drop(&mut self) {
         report::release("raised threshold", || {
+            // The hook may want the scopes.
+            let _waits = DeferHook::enter();
             let mut scopes = self.pool.scopes()?;
             scopes.remove(self.bytes);
             // If this fails, the base is kept for the next scope.
