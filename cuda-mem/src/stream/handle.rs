@@ -179,7 +179,8 @@ impl Context {
     /// thread, that thread waits for the whole context before the buffer is freed.
     ///
     /// A thread that has used its own stream waits for it when the thread ends (on Linux): the driver hangs at the end
-    /// of a thread whose own stream is busy (measured). Not if the context is [another library's](crate::Driver::context_from_raw) and
+    /// of a thread whose own stream is busy (measured). That includes a thread other than the main one that calls
+    /// [`std::process::exit`]; [`std::process::abort`] does not wait. Not if the context is [another library's](crate::Driver::context_from_raw) and
     /// all handles of it are gone: wait before you drop the last one.
     ///
     /// ```
