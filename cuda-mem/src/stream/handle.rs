@@ -196,8 +196,10 @@ impl Context {
     #[doc(alias = "CU_STREAM_PER_THREAD")]
     #[must_use]
     pub fn per_thread_stream(&self) -> Stream {
-        note_own_stream(self);
-        self.default_stream(CU_STREAM_PER_THREAD, Some(std::thread::current().id()))
+        let thread = std::thread::current().id();
+        let stream = self.default_stream(CU_STREAM_PER_THREAD, Some(thread));
+        note_own_stream(self, Some(stream.progress()));
+        stream
     }
 
     fn default_stream(&self, raw: CUstream, thread: Option<ThreadId>) -> Stream {
@@ -424,11 +426,11 @@ impl fmt::Debug for Stream {
 }
 
 /// Called when a thread names its own stream.
-fn note_own_stream(context: &Context) {
+fn note_own_stream(context: &Context, handle: Option<&Arc<Progress>>) {
     #[cfg(target_os = "linux")]
-    thread_end::note(context);
+    thread_end::note(context, handle);
     #[cfg(not(target_os = "linux"))]
-    let _ = context;
+    let _ = (context, handle);
 }
 
 /// Whether a handle names a default stream of whichever context is current, rather than one particular stream.

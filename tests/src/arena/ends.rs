@@ -386,3 +386,26 @@ fn building_an_arena_ends_those_that_waited(env: &Environment) -> Result<()> {
     }
     Ok(())
 }
+
+/// What they freed serves others, although a handle of each thread's own stream lives on.
+#[cfg(target_os = "linux")]
+#[apply(case)]
+fn threads_that_end_leave_no_memory_behind(env: &Environment) -> Result<()> {
+    const LARGE: usize = 64 * MIB;
+    let _calm = env.shared();
+    let (arena, context) = (Arena::builder(&env.device()?).build()?, env.context()?);
+    let mut kept = Vec::new();
+    for _ in 0..10 {
+        let thread = || -> Result<_> {
+            let own = context.per_thread_stream();
+            drop(arena.alloc_zeroed::<u8>(&own, LARGE)?);
+            Ok(arena.alloc_zeroed::<u8>(&own, 1000)?)
+        };
+        let result = std::thread::scope(|scope| scope.spawn(thread).join());
+        kept.push(result.map_err(|_| anyhow!("the thread panicked"))??);
+    }
+    let reserved = arena.stats().reserved;
+    drop(kept);
+    ensure!(reserved <= 4 * LARGE as u64, "{}", arena.stats());
+    Ok(())
+}

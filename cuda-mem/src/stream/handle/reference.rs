@@ -31,7 +31,7 @@ impl<'a> StreamRef<'a> {
     #[must_use]
     pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
         if raw == CU_STREAM_PER_THREAD {
-            note_own_stream(context);
+            note_own_stream(context, None);
         }
         Self {
             context,

@@ -4,10 +4,12 @@
 //! hangs, and so do calls of other threads (measured, R177). Destructors of thread-local values run before that code.
 
 use std::cell::RefCell;
+use std::sync::{Arc, Weak};
 
 use crate::base::error::Result;
 use crate::driver::device::Device;
 use crate::stream::context::{Context, WeakContext};
+use crate::stream::epoch::{self, Progress};
 
 /// A context in which the thread has named its own stream.
 enum Used {
@@ -18,6 +20,14 @@ enum Used {
 }
 
 impl Used {
+    fn of(context: &Context) -> Self {
+        if context.is_primary() {
+            Self::Primary(context.device())
+        } else {
+            Self::Foreign(context.downgrade())
+        }
+    }
+
     fn is(&self, context: &Context) -> bool {
         match self {
             Self::Primary(device) => context.is_primary() && *device == context.device(),
@@ -33,21 +43,50 @@ impl Used {
         }
     }
 
+    fn context(&self) -> Result<Option<Context>> {
+        match self {
+            Self::Primary(device) if device.has_active_context()? => {
+                device.primary_context().map(Some)
+            }
+            Self::Primary(_) => Ok(None),
+            Self::Foreign(weak) => Ok(weak.upgrade()),
+        }
+    }
+}
+
+/// A context, and what the thread's handles of its own stream there have been seen to do.
+struct OwnStream {
+    used: Used,
+    handles: Vec<Weak<Progress>>,
+}
+
+impl OwnStream {
+    fn note(&mut self, handle: &Arc<Progress>) {
+        if self.handles.len() == self.handles.capacity() {
+            self.handles.retain(|handle| handle.strong_count() > 0);
+        }
+        self.handles.push(Arc::downgrade(handle));
+    }
+
     fn wait(&self) -> Result<()> {
-        let context = match self {
-            Self::Primary(device) if device.has_active_context()? => device.primary_context()?,
-            Self::Primary(_) => return Ok(()),
-            Self::Foreign(weak) => match weak.upgrade() {
-                Some(context) => context,
-                None => return Ok(()),
-            },
+        let Some(context) = self.used.context()? else {
+            return Ok(());
         };
-        context.per_thread_stream().as_ref().wait_unless_captured()
+        let epoch = epoch::take();
+        context
+            .per_thread_stream()
+            .as_ref()
+            .wait_unless_captured()?;
+        // Nobody can ask this stream any more, and handles of it may live on elsewhere.
+        for handle in self.handles.iter().filter_map(Weak::upgrade) {
+            handle.advance(epoch);
+        }
+        Ok(())
     }
 }
 
 #[derive(Default)]
-struct OwnStreams(RefCell<Vec<Used>>);
+struct OwnStreams(RefCell<Vec<OwnStream>>);
 
 impl Drop for OwnStreams {
     fn drop(&mut self) {
@@ -55,9 +94,9 @@ impl Drop for OwnStreams {
         if is_main_thread() {
             return;
         }
-        for used in self.0.get_mut() {
+        for own in self.0.get_mut() {
             // The result matters to users of the work's results; none is left here to receive it.
-            let _ = used.wait();
+            let _ = own.wait();
         }
     }
 }
@@ -66,18 +105,22 @@ thread_local! {
     static OWN: OwnStreams = OwnStreams::default();
 }
 
-/// Notes that the thread names its own stream of this context.
-pub(super) fn note(context: &Context) {
+/// Notes that the thread names its own stream of this context, by a handle whose progress this is, if it is kept.
+pub(super) fn note(context: &Context, handle: Option<&Arc<Progress>>) {
     // If this fails, the thread is already ending.
-    let _ = OWN.try_with(|own| {
-        let mut own = own.0.borrow_mut();
-        if !own.iter().any(|used| used.is(context)) {
-            own.retain(Used::is_there);
-            own.push(if context.is_primary() {
-                Used::Primary(context.device())
-            } else {
-                Used::Foreign(context.downgrade())
+    let _ = OWN.try_with(|streams| {
+        let mut streams = streams.0.borrow_mut();
+        let known = streams.iter().position(|own| own.used.is(context));
+        let place = known.unwrap_or_else(|| {
+            streams.retain(|own| own.used.is_there());
+            streams.push(OwnStream {
+                used: Used::of(context),
+                handles: Vec::new(),
             });
+            streams.len() - 1
+        });
+        if let Some(handle) = handle {
+            streams[place].note(handle);
         }
     });
 }
