@@ -159,6 +159,7 @@ fn in_simulated_process(suite: &Suite) -> Result<ExitStatus> {
 #[must_use]
 pub fn suite(suite: &Suite) -> ExitCode {
     let mut arguments = Arguments::from_args();
+    let asked_threads = arguments.test_threads;
     let calls = std::env::var_os(CALLS);
     if calls.is_some() {
         // Each test has a process of its own then.
@@ -180,8 +181,7 @@ pub fn suite(suite: &Suite) -> ExitCode {
     };
     if env.backend == Backend::Gpu {
         // A number on the command line is obeyed.
-        let most = || cores().min(MAX_GPU_TESTS);
-        arguments.test_threads = Some(arguments.test_threads.unwrap_or_else(most));
+        arguments.test_threads = Some(arguments.test_threads.unwrap_or_else(most_gpu_tests));
     }
     let (tests, is_enough) = chosen_tests(suite, env);
     // This calls the driver, and is no call of a test.
@@ -194,7 +194,12 @@ pub fn suite(suite: &Suite) -> ExitCode {
             suite.name, suite.devices
         );
     }
-    let _kept = match kept_context(suite, env, &tests) {
+    let kept = if arguments.list {
+        Ok(None)
+    } else {
+        kept_context(suite, env, &tests)
+    };
+    let _kept = match kept {
         Ok(kept) => kept,
         Err(error) => {
             eprintln!("no context to test in: {error:#}");
@@ -206,7 +211,7 @@ pub fn suite(suite: &Suite) -> ExitCode {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
-    let end = run_tests(suite, env, &tests, &arguments);
+    let end = run_tests(suite, env, &tests, &arguments, asked_threads);
     let drops = cuda_mem::base::drop_counts();
     if drops.failures > 0 && !suite.drops_fail {
         eprintln!("{} destructors failed", drops.failures);
@@ -244,7 +249,8 @@ fn chosen_tests(suite: &Suite, env: &Environment) -> (Vec<Test>, bool) {
 }
 
 /// The primary context, kept on a GPU, where making it anew takes longer than most tests do. The simulator makes it at
-/// once, and tests there show what ends with it. Who looks at several devices, or is alone, wants to be its only holder.
+/// once, and tests there show what ends with it. Not kept for suites of several devices, nor for a test alone: they check
+/// when it ends.
 fn kept_context(
     suite: &Suite,
     env: &Environment,
@@ -264,6 +270,7 @@ fn run_tests(
     env: &'static Environment,
     tests: &[Test],
     arguments: &Arguments,
+    asked_threads: Option<usize>,
 ) -> ExitCode {
     let trials = |tests: &[Test]| {
         let trials = tests.iter().map(|test| trial(env, *test, suite.untouched));
@@ -277,7 +284,7 @@ fn run_tests(
         .iter()
         .partition(|test| test.alone && test.kind != Kind::WholeCard);
     let concurrent = Arguments {
-        test_threads: Some(cores().min(MAX_GPU_TESTS)),
+        test_threads: Some(asked_threads.unwrap_or_else(most_gpu_tests)),
         ..arguments.clone()
     };
     let ends = [
@@ -286,6 +293,10 @@ fn run_tests(
     ];
     let failed = ends.iter().find(|end| end.has_failed());
     failed.map_or(ExitCode::SUCCESS, libtest_mimic::Conclusion::exit_code)
+}
+
+fn most_gpu_tests() -> usize {
+    cores().min(MAX_GPU_TESTS)
 }
 
 fn cores() -> usize {

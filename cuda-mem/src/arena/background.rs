@@ -180,6 +180,7 @@ impl Requests {
             });
             drop(working);
             let missing = missing.unwrap_or_else(|| {
+                self.watches.store(false, Ordering::Relaxed);
                 let text = "code of the program panicked on the arena's thread";
                 report::failed("arena", &Error::new(ErrorKind::Other, text));
                 None

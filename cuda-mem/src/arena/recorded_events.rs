@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::error::Result;
+use cuda_driver_sys::CUresult;
+
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::telemetry;
 use crate::stream::context::Context;
 use crate::stream::event::Event;
@@ -41,13 +43,36 @@ pub(super) enum Asked {
     Busy,
     /// Its context was destroyed, and its work with it.
     Ended,
+    /// Its context is lost, or the driver has shut down: there is no answer, now or later.
+    Lost(Loss),
+}
+
+/// How a driver says that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loss {
+    function: &'static str,
+    code: CUresult,
+}
+
+impl Loss {
+    fn of(error: &Error) -> Option<Self> {
+        let kind = error.kind();
+        let is_loss = kind.is_of_lost_context() || kind == ErrorKind::Deinitialized;
+        let (function, code) = (error.function()?, error.code()?);
+        is_loss.then_some(Self { function, code })
+    }
+
+    pub(super) fn error(self) -> Error {
+        Error::driver(self.function, self.code)
+    }
 }
 
 pub(super) fn ask(context: &Context, is_done: impl FnOnce() -> Result<bool>) -> Asked {
     match with_relaxed_capture_mode(context, is_done) {
         Ok(true) => Asked::Done,
         Err(error) if error.kind().is_of_ended_context() => Asked::Ended,
-        Ok(false) | Err(_) => Asked::Busy,
+        Ok(false) => Asked::Busy,
+        Err(error) => Loss::of(&error).map_or(Asked::Busy, Asked::Lost),
     }
 }
 
@@ -72,6 +97,8 @@ pub(super) struct RecordedEvents {
     pending: VecDeque<RecordedEvent>,
     /// For reuse.
     spare: Vec<Event>,
+    /// What the last question about an event told.
+    loss: Option<Loss>,
 }
 
 /// The most events that are kept for reuse.
@@ -104,6 +131,10 @@ impl RecordedEvents {
         }
     }
 
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss
+    }
+
     /// Gives up every second event; the last one stays.
     fn thin_out(&mut self) {
         let len = self.pending.len();
@@ -119,10 +150,15 @@ impl RecordedEvents {
     /// Finds the last event that is reached, and returns its epoch.
     pub(super) fn reach(&mut self, calls: &DriverCalls) -> Option<u64> {
         let mut last = None;
+        self.loss = None;
         while let Some(first) = self.pending.front() {
             calls.count(1);
             let reached = match first.ask() {
                 Asked::Busy => break,
+                Asked::Lost(loss) => {
+                    self.loss = Some(loss);
+                    break;
+                }
                 // Later events may be of another context.
                 Asked::Ended => 1,
                 Asked::Done => self.reached_behind_first(calls),

@@ -226,11 +226,15 @@ impl Inner {
         before
             .clone()
             .try_for_each(|stream| stream.as_ref().refuse_captured(CAPTURED))?;
-        let past = stream.device().primary_context()?.stream()?;
-        before
-            .into_iter()
-            .try_for_each(|stream| past.wait_for(stream))?;
-        Ok(past)
+        let make = || {
+            let past = stream.device().primary_context()?.stream()?;
+            before
+                .into_iter()
+                .try_for_each(|stream| past.wait_for(stream))?;
+            Ok(past)
+        };
+        // What was to be done on that stream was not tried.
+        make().map_err(Error::not_tried)
     }
 
     /// The cache for a handle that was not seen before.

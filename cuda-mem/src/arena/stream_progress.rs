@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::attached_stream::AttachedStream;
 use super::page_map::CacheId;
-use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, with_relaxed_capture_mode};
+use super::recorded_events::{
+    Asked, DriverCalls, Loss, RecordedEvents, ask, with_relaxed_capture_mode,
+};
 use crate::base::error::Result;
 use crate::stream::Stream;
 use crate::stream::context::Context;
@@ -26,6 +28,8 @@ pub(super) struct StreamProgress {
     done: u64,
     /// The stream that was attached last, if no event could be recorded at its end.
     unrecorded: Option<UnrecordedEnd>,
+    /// What the last question about the stream told.
+    loss: Option<Loss>,
     /// Fruitless queries in a row, and how many queries are still to be skipped.
     vain: u32,
     rest: u32,
@@ -44,6 +48,7 @@ impl StreamProgress {
             events: RecordedEvents::default(),
             done: 0,
             unrecorded: None,
+            loss: None,
             vain: 0,
             rest: 0,
             after: Vec::new(),
@@ -227,8 +232,10 @@ impl StreamProgress {
             return;
         }
         self.calls.count(2);
+        self.loss = None;
         match ask(stream.context(), || stream.is_done()) {
             Asked::Done | Asked::Ended => self.advance(epoch),
+            Asked::Lost(loss) => self.loss = Some(loss),
             Asked::Busy => self.events.record(stream, epoch, &self.calls),
         }
     }
@@ -289,6 +296,11 @@ impl StreamProgress {
         if !self.is_recorded(epoch) {
             self.query_or_record();
         }
+    }
+
+    /// Why it is not known, and never will be, how far the stream is.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss.or_else(|| self.events.loss())
     }
 
     /// Whether all work submitted before `ended`, the epoch in which the arena ended, is done. A query that cannot be

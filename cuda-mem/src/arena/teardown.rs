@@ -19,28 +19,25 @@ struct EndedArena {
     streams: Vec<StreamProgress>,
     /// When the arena ended.
     epoch: u64,
-    /// Whether a context was found lost.
+    /// Whether all its streams were found lost.
     has_failed: bool,
 }
 
 impl EndedArena {
-    /// Its streams are not known to be done. Those of a lost context, or of a driver that has shut down, never will be.
+    /// Its streams are not known to be done. If all of them are lost, they never will be.
     fn not_yet(&mut self) -> Outcome {
-        let failure = self.streams.iter().find_map(|progress| {
-            let own = progress.context()?.per_thread_stream();
-            let error = own.as_ref().is_done_unless_captured().err()?;
-            let kind = error.kind();
-            (kind.is_of_lost_context() || kind == ErrorKind::Deinitialized).then_some(error)
-        });
-        let Some(error) = failure else {
+        let losses = self.streams.iter().map(StreamProgress::loss);
+        let Some(loss) = losses.reduce(|all, loss| all.and(loss)).flatten() else {
             return Outcome::NotYet;
         };
+        let error = loss.error();
         let has_failed = std::mem::replace(&mut self.has_failed, true);
-        if has_failed || error.kind() == ErrorKind::Deinitialized {
-            // What is mapped stays mapped.
-            return Outcome::GivenUp(error);
+        if !has_failed && error.kind() != ErrorKind::Deinitialized {
+            return Outcome::Again(error);
         }
-        Outcome::Again(error)
+        // The memory stays, and what it came from, which might free it.
+        forget(Arc::clone(&self.backing));
+        Outcome::GivenUp(error)
     }
 }
 

@@ -60,6 +60,9 @@ impl Error {
     /// Adds what was requested; the text is built only if there is an error.
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
+        if let Cause::NotTried(why) = *self.0 {
+            return why.asked(text).not_tried();
+        }
         if let Cause::Driver { asked, .. }
         | Cause::NoDevice { asked, .. }
         | Cause::Logged { asked, .. }
@@ -271,6 +274,9 @@ impl Error {
     /// `AlreadyRegistered` and `NotRegistered` had no effect. All other kinds may have had one.
     #[must_use]
     pub fn had_no_effect(&self) -> bool {
+        if !self.was_tried() {
+            return true;
+        }
         let is_refusal = matches!(
             self.kind(),
             ErrorKind::InvalidValue
@@ -292,8 +298,11 @@ impl Error {
                 | Cause::Errno { .. }
                 | Cause::System { .. }
         );
-        let was_tried = !matches!(*self.0, Cause::NotTried(_));
-        !was_tried || is_refusal || self.code().is_none() && !is_of_another_call
+        is_refusal || self.code().is_none() && !is_of_another_call
+    }
+
+    pub(crate) fn was_tried(&self) -> bool {
+        !matches!(*self.0, Cause::NotTried(_))
     }
 
     /// This error kept a call from being tried, whatever other work it may report.

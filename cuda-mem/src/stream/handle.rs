@@ -111,30 +111,30 @@ impl Drop for Inner {
                 ordered::end_capture(self);
             }
         }
-        if let Owner::Foreign { keep } = &mut self.owner
-            && report::is_forked()
-        {
-            // What it destroys belongs to the parent.
-            std::mem::forget(keep.take());
-        }
-        if !report::is_forked() {
+        if report::is_forked() {
+            if let Owner::Foreign { keep } = &mut self.owner {
+                // What it destroys belongs to the parent.
+                std::mem::forget(keep.take());
+            }
+        } else {
             self.drop_observers.tell();
         }
-        if let Owner::Foreign { .. } = self.owner {
-            // Its owner waits in ways that nobody hears of.
-            deferred::poll(After::Call);
+        match &mut self.owner {
+            Owner::Context(_) => return,
+            Owner::Foreign { keep } => drop(keep.take()),
+            Owner::Us => {
+                ledger::remove(&self.item());
+                let table = self.context.driver().table();
+                // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
+                // still queued completes.
+                report::release("stream", || unsafe {
+                    raw::stream::destroy(table, self.raw)
+                });
+            }
         }
-        if let Owner::Us = self.owner {
-            ledger::remove(&self.item());
-            let table = self.context.driver().table();
-            // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
-            // still queued completes.
-            report::release("stream", || unsafe {
-                raw::stream::destroy(table, self.raw)
-            });
-            // Its frees count as seen, as far as they are carried out (measured).
-            deferred::poll(After::Call);
-        }
+        // Its frees count as seen, as far as they are carried out (measured), if it was destroyed. The owner of a borrowed
+        // stream waits in ways that nobody hears of.
+        deferred::poll(After::Call);
     }
 }
 
@@ -179,9 +179,9 @@ impl Context {
     /// thread, that thread waits for the whole context before the buffer is freed.
     ///
     /// A thread that has used its own stream waits for it when the thread ends (on Linux): the driver hangs at the end
-    /// of a thread whose own stream is busy (measured). That includes a thread other than the main one that calls
-    /// [`std::process::exit`]; [`std::process::abort`] does not wait. Not if the context is [another library's](crate::Driver::context_from_raw) and
-    /// all handles of it are gone: wait before you drop the last one.
+    /// of a thread whose own stream is busy (measured). Not if the context is [another library's](crate::Driver::context_from_raw) and
+    /// all handles of it are gone: wait before you drop the last one. A thread other than the main one that calls
+    /// [`std::process::exit`] waits, too; [`std::process::abort`] does not.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();

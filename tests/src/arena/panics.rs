@@ -80,9 +80,9 @@ fn a_panic_in_a_capture_leaves_the_threads_capture_mode(env: &Environment) -> Re
     let mode = capture_mode(env)?;
     ensure!(mode == GLOBAL, "mode {mode}");
     below.set(Mood::Good);
-    // It would be lost to a question of this crate that relied on a mode which is not set.
+    // If the crate still took the thread for relaxed, this question would invalidate the capture.
     begin(&captured, GLOBAL)?;
-    drop(block_on(stream.completion()?));
+    block_on(stream.completion()?)?;
     end_well(&captured)
 }
 

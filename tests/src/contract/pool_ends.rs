@@ -162,6 +162,22 @@ fn the_end_of_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Resul
     Ok(())
 }
 
+/// A library's stream is destroyed by its owner.
+#[apply(case_alone)]
+fn the_end_of_a_borrowed_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let context = env.context()?;
+    let theirs = context.stream()?;
+    let raw = theirs.as_raw();
+    // SAFETY: the owner that is kept keeps the stream.
+    let stream = unsafe { Stream::borrow_raw(&context, raw, theirs) };
+    end_unseen(env, &stream)?;
+    drop(stream);
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} things wait");
+    Ok(())
+}
+
 /// A program may await all that it does, and wait for nothing.
 #[apply(case_alone)]
 fn awaiting_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<()> {

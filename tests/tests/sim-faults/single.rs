@@ -100,6 +100,30 @@ fn memory_whose_stream_could_not_be_waited_for_comes_back(env: &Environment) -> 
     Ok(())
 }
 
+/// As above, where the free was to come after another stream's work.
+#[apply(case)]
+fn memory_whose_streams_could_not_be_ordered_comes_back(env: &Environment) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let limit = Arc::new(LimitAdaptor::new(env.pool()?, 1 << 20));
+    let resource = Resource::from(Arc::clone(&limit));
+    let mut buffer = resource.alloc::<u8>(&stream, 1000)?;
+    for function in ["cuEventRecord", "cuStreamWaitEvent"] {
+        control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+        let Err(failed) = buffer.free_after([&other]) else {
+            bail!("{function}: the failure was lost");
+        };
+        ensure!(
+            limit.allocated() == 1000,
+            "{function}: {} bytes",
+            limit.allocated()
+        );
+        buffer = failed.object.context("the buffer was not given back")?;
+    }
+    buffer.free()?;
+    ensure!(limit.allocated() == 0, "{} bytes", limit.allocated());
+    Ok(())
+}
+
 /// An earlier fault may be reported by a call that does its work all the same. Freeing again
 /// could free what somebody else has got since.
 #[apply(case)]

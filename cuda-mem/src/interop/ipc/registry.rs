@@ -36,7 +36,7 @@ struct Entry {
     pointers: HashMap<CUdeviceptr, Pointer>,
 }
 
-/// The last free that was submitted to a stream.
+/// The last use of memory in a stream, or the last free that was submitted to it.
 #[derive(Clone)]
 struct LastUse {
     stream: Stream,
@@ -63,6 +63,8 @@ struct Pointer {
     users: usize,
     /// The last uses of past users, one of each stream: the memory is freed after their work.
     ended: Vec<LastUse>,
+    /// How many of them were left when it was last asked which are done.
+    left: usize,
 }
 
 /// Runs calls on shared imports one at a time, and never while a pool is destroyed: together they crashed a driver
@@ -79,6 +81,15 @@ fn alone<T>(work: impl FnOnce(&mut Vec<Entry>) -> Result<T>) -> Result<T> {
 fn entry(pools: &mut [Entry], driver: Driver, pool: CUmemoryPool) -> Option<&mut Entry> {
     let mut pools = pools.iter_mut();
     pools.find(|entry| entry.pool == pool.addr() && entry.driver == driver)
+}
+
+fn pointer(
+    pools: &mut [Entry],
+    driver: Driver,
+    pool: CUmemoryPool,
+    address: CUdeviceptr,
+) -> Option<&mut Pointer> {
+    entry(pools, driver, pool)?.pointers.get_mut(&address)
 }
 
 /// Imports a pool and counts one more user of it.
@@ -295,17 +306,18 @@ pub(super) fn release_pointer(
         }
         pointer.users -= 1;
         // Also for the last one: if its free fails, a later user waits for it.
-        note(&mut pointer.ended, stream);
+        note_last(&mut pointer.ended, stream);
         if !is_last {
             return Ok((pointer.users, None));
         }
         freed?;
         let pointer = entry.pointers.remove(&address);
-        note(&mut entry.frees, stream);
+        note_last(&mut entry.frees, stream);
         Ok((0, Some((pointer, entry.frees.clone()))))
     })?;
     if users > 0 {
-        forget_done(driver, pool, address)?;
+        // The use is counted, and what is not forgotten now is forgotten later.
+        let _ = forget_done(driver, pool, address);
     }
     // The pointer is dropped here, outside the lock.
     let frees = ended.map(|(_, frees)| frees).unwrap_or_default();
@@ -313,8 +325,8 @@ pub(super) fn release_pointer(
     Ok(users)
 }
 
-/// The stream's last use, or free, is this one.
-fn note(uses: &mut Vec<LastUse>, stream: &Stream) {
+/// From now on, this is the stream's last one.
+fn note_last(uses: &mut Vec<LastUse>, stream: &Stream) {
     let now = LastUse::new(stream);
     match uses.iter_mut().find(|last| last.stream == *stream) {
         // The caller has the stream too, so this does not drop its last handle.
@@ -324,22 +336,25 @@ fn note(uses: &mut Vec<LastUse>, stream: &Stream) {
 }
 
 /// Forgets past users whose work is done: what comes later need not be ordered after it. One long user would otherwise keep
-/// the streams of all short ones.
+/// the streams of all short ones. They are asked once there are twice as many as were busy the last time.
 fn forget_done(driver: Driver, pool: CUmemoryPool, address: CUdeviceptr) -> Result<()> {
-    let uses = |pools: &mut [Entry], what: &dyn Fn(&mut Vec<LastUse>) -> Vec<LastUse>| {
-        let pointer = entry(pools, driver, pool)?.pointers.get_mut(&address)?;
-        Some(what(&mut pointer.ended))
-    };
-    let ended = alone(|pools| Ok(uses(pools, &|ended| ended.clone())))?;
-    let mut done = ended.unwrap_or_default();
-    done.retain(|last| matches!(last.stream.as_ref().is_done_unless_captured(), Ok(true)));
+    let mut done = alone(|pools| {
+        let due = pointer(pools, driver, pool, address)
+            .filter(|pointer| pointer.ended.len() > 2 * pointer.left);
+        Ok(due.map(|pointer| pointer.ended.clone()).unwrap_or_default())
+    })?;
     if done.is_empty() {
         return Ok(());
     }
+    done.retain(|last| matches!(last.stream.as_ref().is_done_unless_captured(), Ok(true)));
     let gone = alone(|pools| {
-        Ok(uses(pools, &|ended| {
-            ended.extract_if(.., |last| last.is_in(&done)).collect()
-        }))
+        let Some(pointer) = pointer(pools, driver, pool, address) else {
+            return Ok(Vec::new());
+        };
+        let gone = pointer.ended.extract_if(.., |last| last.is_in(&done));
+        let gone: Vec<LastUse> = gone.collect();
+        pointer.left = pointer.ended.len();
+        Ok(gone)
     })?;
     // Outside the lock: these may be the last handles of their streams.
     drop(gone);

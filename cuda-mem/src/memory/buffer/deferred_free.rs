@@ -7,6 +7,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::deallocator::{Deallocator, apart, give_back};
 use super::{DeviceBuffer, FreeOnOther};
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
+use crate::base::report;
 use crate::ledger::{self, Item};
 use crate::memory::pool::free_harmlessly;
 use crate::memory::resource::CAPTURED;
@@ -137,9 +138,9 @@ impl DeferredFree {
                     return (freed, Some(Deallocator::Resource(resource, layout)));
                 }
                 // This may be its last handle, and its destructor the program's, in an unrelated call.
-                let ended = apart(&"a resource", || {
-                    drop(resource);
-                    Ok(())
+                let ended = report::caught(|| drop(resource));
+                let ended = ended.ok_or_else(|| {
+                    Error::new(ErrorKind::Other, "the destructor of a resource panicked")
                 });
                 (freed.and(ended), None)
             }

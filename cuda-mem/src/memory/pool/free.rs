@@ -41,7 +41,7 @@ pub(crate) unsafe fn free_otherwise(
 ) -> Result<()> {
     let own;
     let (error, stream) = if stream.is_foreign() {
-        stream.as_ref().wait_foreign()?;
+        stream.as_ref().wait_foreign().map_err(Error::not_tried)?;
         own = stream.context().per_thread_stream();
         // SAFETY: the caller's; all work of the foreign stream is done.
         match unsafe { free(address, &own) } {

@@ -139,7 +139,7 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         others: &[&Stream],
     ) -> Result<()> {
         for other in others {
-            order_outside_captures(other.as_ref(), stream.as_ref())?;
+            order_outside_captures(other.as_ref(), stream.as_ref()).map_err(Error::not_tried)?;
         }
         // SAFETY: the caller's; the other streams are waited for now.
         unsafe { self.deallocate(address, layout, stream) }

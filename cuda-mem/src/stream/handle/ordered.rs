@@ -127,6 +127,7 @@ impl Ordered {
             Err(error) if error.kind() == ErrorKind::Capturing || error.is_held_up() => {
                 Outcome::NotYet
             }
+            Err(error) if !error.was_tried() => self.no_answer(error),
             Err(error) => self.give_up(error),
         }
     }
