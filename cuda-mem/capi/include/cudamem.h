@@ -165,6 +165,21 @@ typedef struct {
   uint64_t used_high;
 } cudamem_pool_stats;
 
+/* PyGILState_Ensure of Python. */
+typedef int (*cudamem_python_lock)(void);
+
+/* PyGILState_Release of Python. */
+typedef void (*cudamem_python_unlock)(int state);
+
+/* PyErr_Fetch of Python. */
+typedef void (*cudamem_python_fetch)(void **kind, void **value, void **trace);
+
+/* PyErr_Restore of Python. */
+typedef void (*cudamem_python_restore)(void *kind, void *value, void *trace);
+
+/* A function of the Python package. */
+typedef void (*cudamem_python_callback)(void *argument);
+
 /*
  Writes the frames of the calling thread, innermost first and separated by ;, each FILE:LINE or FILE:LINE NAME, to at
  most size bytes at text, and returns how many bytes it wrote; 0 for none. Called in each allocation that is recorded,
@@ -385,6 +400,35 @@ cudamem_status cudamem_pool_make_current(cudamem_resource *pool);
  The caller guarantees: pool is null or not released; stats is null or valid for writes of size bytes.
  */
 cudamem_status cudamem_pool_read_stats(cudamem_resource *pool, cudamem_pool_stats *stats, size_t size);
+
+/*
+ For the Python package: from now on cudamem_python_delete and cudamem_python_destroy call deleter and
+ destructor, with the lock of Python and without the exception that is raised there; null for no more calls, as before
+ Python ends.
+
+ The caller guarantees: The first four are null, or the functions of the Python in this process, the same in each call; the others are null, or
+ may be called until they are replaced.
+ */
+void cudamem_python_capsules_with(cudamem_python_lock lock,
+                                  cudamem_python_unlock unlock,
+                                  cudamem_python_fetch fetch,
+                                  cudamem_python_restore restore,
+                                  cudamem_python_callback deleter,
+                                  cudamem_python_callback destructor);
+
+/*
+ For the Python package: the deleter of its DLPack tensors.
+
+ The caller guarantees: tensor is such a tensor.
+ */
+void cudamem_python_delete(void *tensor);
+
+/*
+ For the Python package: the destructor of its capsules.
+
+ The caller guarantees: capsule is such a capsule.
+ */
+void cudamem_python_destroy(void *capsule);
 
 /*
  From now on recorders of this library ask frames where a request comes from; null for no more. Waits until no call of the

@@ -10,6 +10,7 @@ pub mod device;
 mod log_file;
 mod options;
 pub mod pool;
+pub mod python;
 pub mod recorder;
 pub mod resource;
 pub mod snapshot;

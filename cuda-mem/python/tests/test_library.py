@@ -27,6 +27,11 @@ NUMBERS = {
     "ptrdiff_t": ctypes.c_ssize_t,
     "cudamem_status": ctypes.c_int,
     "cudamem_frames": ctypes.c_void_p,
+    "cudamem_python_lock": ctypes.c_void_p,
+    "cudamem_python_unlock": ctypes.c_void_p,
+    "cudamem_python_fetch": ctypes.c_void_p,
+    "cudamem_python_restore": ctypes.c_void_p,
+    "cudamem_python_callback": ctypes.c_void_p,
     "void": None,
 }
 

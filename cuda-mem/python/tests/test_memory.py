@@ -245,6 +245,15 @@ class Arrays(unittest.TestCase):
         gc.collect()
         self.assertEqual(self.arena.stats().live, 0)
 
+    def test_a_capsule_may_go_while_an_exception_is_raised(self):
+        for version in (None, (1, 0)):
+            buffer = cuda_mem.Buffer(6, "u1", self.arena)
+            with self.assertRaises(TypeError):
+                int(buffer.__dlpack__(max_version=version))
+            del buffer
+            gc.collect()
+            self.assertEqual(self.arena.stats().live, 0, version)
+
     def test_array_interface(self):
         buffer = cuda_mem.Buffer((2, 3), "u2", self.arena)
         buffer.copy_from(bytes(range(12)))

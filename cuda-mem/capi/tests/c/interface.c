@@ -448,6 +448,52 @@ static void copies(void) {
     cudamem_resource_release(arena);
 }
 
+/* What stands for Python, and notes its calls. */
+static char python_calls[20];
+
+static void note(char call) {
+    python_calls[strlen(python_calls)] = call;
+}
+
+static int python_lock(void) {
+    note('l');
+    return 3;
+}
+
+static void python_unlock(int state) {
+    note(state == 3 ? 'u' : '?');
+}
+
+static void python_fetch(void **kind, void **value, void **trace) {
+    note('f');
+    *kind = python_calls, *value = python_calls + 1, *trace = NULL;
+}
+
+static void python_restore(void *kind, void *value, void *trace) {
+    note(kind == python_calls && value == python_calls + 1 && trace == NULL ? 'r' : '?');
+}
+
+static void python_deleter(void *tensor) {
+    note(tensor == python_calls ? 'd' : '?');
+}
+
+static void python_destructor(void *capsule) {
+    note(capsule == python_calls ? 'c' : '?');
+}
+
+static void python(void) {
+    cudamem_python_delete(python_calls);
+    cudamem_python_capsules_with(python_lock, python_unlock, python_fetch, python_restore, python_deleter,
+                                 python_destructor);
+    cudamem_python_delete(python_calls);
+    cudamem_python_destroy(python_calls);
+    WANT(strcmp(python_calls, "lfdrulfcru") == 0);
+    cudamem_python_capsules_with(python_lock, python_unlock, python_fetch, python_restore, NULL, NULL);
+    cudamem_python_delete(python_calls);
+    cudamem_python_destroy(python_calls);
+    WANT(strlen(python_calls) == 10);
+}
+
 /* How often a text stands in a file. */
 static int count_in(const char *path, const char *text) {
     static char line[1 << 20];
@@ -551,6 +597,7 @@ int main(int arguments, char **argument) {
     adaptors();
     threads();
     copies();
+    python();
     recorders(argument[1]);
     faults();
     puts("done");

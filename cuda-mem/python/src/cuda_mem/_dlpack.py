@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import itertools
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
+
+from . import _library as c
 
 CUDA = 2
 READ_ONLY = 1
@@ -103,46 +104,42 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCaps
 _pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsule_GetPointer", _api))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, c_char_p)(("PyCapsule_SetName", _api))
 
-# What each exported tensor keeps, by its number: the struct, its arrays and the owner of the memory.
+# What each exported tensor keeps, by its address: the struct, its arrays and the owner of the memory.
 _exported: dict[int, tuple[Any, ...]] = {}
-_numbers = itertools.count(1)
 
 
 @_DELETER
 def _forget(managed: int) -> None:
-    _exported.pop(ctypes.cast(managed, POINTER(Managed)).contents.context, None)
-
-
-@_DELETER
-def _forget_versioned(managed: int) -> None:
-    _exported.pop(ctypes.cast(managed, POINTER(ManagedVersioned)).contents.context, None)
-
-
-# Not empty once Python ends.
-_end: list[bool] = []
+    _exported.pop(managed, None)
 
 
 @_DESTRUCTOR
-def _drop(capsule: int, end: list[bool] = _end) -> None:
+def _drop(capsule: int) -> None:
     """A capsule that nobody took still owns its tensor."""
-    # Modules are emptied before the last capsules go.
-    if end:
-        return
-    if _dying_is(capsule, _UNVERSIONED):
-        _forget(_pointer_of_dying(capsule, _UNVERSIONED))
-    elif _dying_is(capsule, _VERSIONED):
-        _forget_versioned(_pointer_of_dying(capsule, _VERSIONED))
+    for name in (_UNVERSIONED, _VERSIONED):
+        if _dying_is(capsule, name):
+            _exported.pop(_pointer_of_dying(capsule, name), None)
+
+
+# C calls these two, because a tensor may go while an exception is raised, which ctypes would lose.
+_delete = _DELETER(c.address_of("cudamem_python_delete"))
+_destroy = _DESTRUCTOR(c.address_of("cudamem_python_destroy"))
+
+
+def _call_back(*functions: Any) -> None:
+    python = (_api.PyGILState_Ensure, _api.PyGILState_Release, _api.PyErr_Fetch, _api.PyErr_Restore)
+    c.library.cudamem_python_capsules_with(*(ctypes.cast(function, c_void_p) for function in (*python, *functions)))
+
+
+_call_back(_forget, _drop)
 
 
 @atexit.register
 def _leave() -> None:
     """Who keeps a tensor longer than Python lives must not call back. The memory ends with the process."""
-    _end.append(True)
-    for managed, *_ in list(_exported.values()):
-        managed.deleter = _DELETER()
-    # The structs, and the function of capsules, stay to the end.
-    for kept in (_exported, _drop):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    _call_back(None, None)
+    # The structs stay to the end.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_exported))
 
 
 def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
@@ -158,15 +155,14 @@ def export(layout: Layout, device: int, owner: object, versioned: bool) -> Any:
     tensor.dtype = data_type(layout.typestr)
     tensor.shape = shape
     tensor.strides = strides
-    number = next(_numbers)
-    managed.context = number
     if versioned:
         managed.version = Version(1, 0)
         managed.flags = READ_ONLY if layout.read_only else 0
-    managed.deleter = _forget_versioned if versioned else _forget
-    _exported[number] = (managed, shape, strides, owner)
+    managed.deleter = _delete
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, strides, owner)
     name = _VERSIONED if versioned else _UNVERSIONED
-    return _new(ctypes.addressof(managed), name, _drop)
+    return _new(address, name, _destroy)
 
 
 def take(capsule: Any) -> tuple[Layout, int, Callable[[], None]]:
