@@ -239,6 +239,22 @@ class Devices(unittest.TestCase):
             """
         )
 
+    def test_a_free_of_cuda_core_on_a_wrong_stream_is_an_error(self):
+        run(
+            """
+            import cuda.core, cuda_mem, cuda_mem.core
+            checked = cuda_mem.Checked(cuda_mem.Arena(0), streams=True)
+            buffer = cuda_mem.core.MemoryResource(checked).allocate(1000, stream=cuda.core.LEGACY_DEFAULT_STREAM)
+            try:
+                buffer.close(cuda.core.PER_THREAD_DEFAULT_STREAM)
+                raise SystemExit("a free on a wrong stream")
+            except cuda_mem.InvalidValueError as error:
+                assert error.had_no_effect
+            assert not checked._parked
+            buffer.close()
+            """
+        )
+
     def test_other_streams_of_a_free_are_of_its_device(self):
         run(
             """

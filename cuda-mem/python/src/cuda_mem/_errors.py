@@ -48,6 +48,8 @@ _CLASSES = {
 
 FORKED = 10
 """The status in a fork of a process that has used a GPU."""
+CAPTURING = 11
+"""The status where a stream is being captured."""
 
 
 def check(status: int) -> None:

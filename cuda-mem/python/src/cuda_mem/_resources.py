@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library as c
-from ._errors import FORKED, Error, check
+from ._errors import CAPTURING, FORKED, Error, check
 from ._recorder import Recorder
 from ._streams import handle_for, keep
 
@@ -157,8 +157,8 @@ class Resource:
         check(status)
 
     def _deallocate_later(self, address: int, size: int, stream: int, owner: Any = None) -> None:
-        """Frees a block for its destructor, which cannot raise an error. While the stream is captured that is not
-        possible, and is done before a later allocation. `owner` is the stream's object."""
+        """Frees a block for its destructor, which cannot try again. While the stream is captured that is not possible, and
+        is done before a later allocation. `owner` is the stream's object."""
         try:
             # It may have been detached, and is remembered again.
             keep(self._device, stream, owner)
@@ -167,7 +167,7 @@ class Resource:
             if error.status == FORKED:
                 # The block is the parent's.
                 return
-            if not error.had_no_effect:
+            if error.status != CAPTURING or not error.had_no_effect:
                 raise
             self._parked.append((address, size, stream, owner))
 
