@@ -255,6 +255,23 @@ class Devices(unittest.TestCase):
             """
         )
 
+    def test_a_block_that_cuda_core_refuses_is_freed(self):
+        run(
+            """
+            import cuda.core, cuda_mem, cuda_mem.core
+            def refuse(ptr, size, mr=None, stream=None):
+                raise TypeError(f"{stream!r} is no stream")
+            cuda.core.Buffer.from_handle = refuse
+            arena = cuda_mem.Arena(0)
+            try:
+                cuda_mem.core.MemoryResource(arena).allocate(1000, stream=1)
+                raise SystemExit("a number as a stream")
+            except TypeError:
+                pass
+            assert arena.stats().live_blocks == 0
+            """
+        )
+
     def test_other_streams_of_a_free_are_of_its_device(self):
         run(
             """

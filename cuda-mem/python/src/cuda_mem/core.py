@@ -34,7 +34,12 @@ class MemoryResource(_MemoryResource):
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         address = self._resource.allocate(size, stream)
-        return Buffer.from_handle(address, size, mr=self, stream=stream)
+        try:
+            return Buffer.from_handle(address, size, mr=self, stream=stream)
+        except BaseException:
+            # Of a stream that only cuda.core refuses.
+            self.deallocate(address, size, stream=stream)
+            raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
         # cuda.core calls it from destructors, which would only warn of a stream that is captured, and lose the block.
