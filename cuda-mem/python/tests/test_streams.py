@@ -130,8 +130,44 @@ class Streams(unittest.TestCase):
         self.assertEqual((len(taken.to_bytes()), len(viewed.to_bytes())), (10, 10))
 
 
-def run(program):
-    text = f"import sys\nsys.path.insert(0, {str(STUBS)!r})\n" + textwrap.dedent(program) + "\nprint('done')\n"
+# For programs: a driver, streams, and work that does not end before `go` is set.
+WORK = """
+import ctypes, os, threading, time
+import cuda_mem
+cuda_mem.device_count()  # starts the driver
+driver = ctypes.CDLL(os.environ["CUDA_DRIVER_SYS_LIBRARY"])
+go = threading.Event()
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def wait(_):
+    go.wait(20)
+def enter():
+    context = ctypes.c_void_p()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+def fill(address, byte, stream):
+    arguments = ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(1000), ctypes.c_void_p(stream)
+    assert driver.cuMemsetD8Async(*arguments) == 0
+def fill_late(address, byte, stream):
+    assert driver.cuLaunchHostFunc(ctypes.c_void_p(stream), wait, None) == 0
+    fill(address, byte, stream)
+def contents(address, stream):
+    time.sleep(0.2)  # for work that nothing holds up
+    go.set()
+    assert driver.cuCtxSynchronize() == 0
+    data = (ctypes.c_char * 1000)()
+    assert driver.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(1000)) == 0
+    return set(data.raw)
+def begin(stream):
+    assert driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 1) == 0
+def end(stream):
+    graph = ctypes.c_void_p()
+    assert driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0
+enter()
+"""
+
+
+def run(program, before=""):
+    text = f"import sys\nsys.path.insert(0, {str(STUBS)!r})\n{before}{textwrap.dedent(program)}\nprint('done')\n"
     environment = {**os.environ, "CUDA_SIM_DEVICES": "2"}
     command = [sys.executable, "-c", text]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
@@ -270,6 +306,86 @@ class Devices(unittest.TestCase):
                 pass
             assert arena.stats().live_blocks == 0
             """
+        )
+
+    def test_cuda_core_frees_a_block_of_another_threads_default_stream(self):
+        run(
+            """
+            import cuda.core, cuda_mem.core
+            memory = cuda_mem.core.MemoryResource(cuda_mem.Pool(0))
+            stream, made = cuda.core.PER_THREAD_DEFAULT_STREAM, threading.Event()
+            kept = []
+            def work():
+                enter()
+                kept.append(memory.allocate(1000, stream=stream))
+                fill_late(kept[0].handle, 7, 2)
+                made.set()
+                go.wait(20)
+            threading.Thread(target=work, daemon=True).start()
+            made.wait(20)
+            threading.Timer(0.3, go.set).start()
+            kept.pop().close()
+            again = memory.allocate(1000, stream=stream)
+            fill(again.handle, 9, 2)
+            assert contents(again.handle, 2) == {9}
+            """,
+            WORK,
+        )
+
+    def test_cupy_frees_a_block_of_another_threads_default_stream(self):
+        run(
+            """
+            import gc
+            import cupy, cuda_mem.cupy
+            cuda_mem.cupy.use_pool()
+            cupy.current.stream = cupy.Stream(2)
+            made = threading.Event()
+            kept = []
+            def work():
+                enter()
+                kept.append(cupy.current.allocator(1000))
+                fill_late(kept[0].ptr, 7, 2)
+                made.set()
+                go.wait(20)
+            threading.Thread(target=work, daemon=True).start()
+            made.wait(20)
+            threading.Timer(0.3, go.set).start()
+            kept.clear()
+            gc.collect()
+            again = cupy.current.allocator(1000)
+            fill(again.ptr, 9, 2)
+            assert contents(again.ptr, 2) == {9}
+            del again
+            """,
+            WORK,
+        )
+
+    def test_a_block_that_is_parked_stays_of_its_thread(self):
+        run(
+            """
+            import cuda.core, cuda_mem.core
+            pool = cuda_mem.Pool(0)
+            memory = cuda_mem.core.MemoryResource(pool)
+            stream, made = cuda.core.PER_THREAD_DEFAULT_STREAM, threading.Event()
+            def work():
+                enter()
+                buffer = memory.allocate(1000, stream=stream)
+                fill_late(buffer.handle, 7, 2)
+                begin(2)
+                buffer.close()
+                end(2)
+                made.set()
+                go.wait(20)
+            threading.Thread(target=work, daemon=True).start()
+            made.wait(20)
+            assert len(pool._parked) == 1
+            threading.Timer(0.3, go.set).start()
+            again = memory.allocate(1000, stream=stream)
+            assert not pool._parked
+            fill(again.handle, 9, 2)
+            assert contents(again.handle, 2) == {9}
+            """,
+            WORK,
         )
 
     def test_other_streams_of_a_free_are_of_its_device(self):

@@ -16,7 +16,7 @@ from typing import Any
 from . import _library as c
 from ._errors import CAPTURING, FORKED, Error, check
 from ._recorder import Recorder
-from ._streams import handle_for, keep
+from ._streams import LEGACY, PER_THREAD, handle_for, keep, this_thread
 
 _LARGEST = 2**64 - 1
 
@@ -115,7 +115,7 @@ class Resource:
         self._device = device
         self._upstream = upstream
         # Blocks whose owners are gone, and which could not be freed yet.
-        self._parked: list[tuple[int, int, int, Any]] = []
+        self._parked: list[tuple[int, int, int, Any, object]] = []
 
     @property
     def device(self) -> int:
@@ -156,12 +156,19 @@ class Resource:
         )
         check(status)
 
-    def _deallocate_later(self, address: int, size: int, stream: int, owner: Any = None) -> None:
+    def _deallocate_later(
+        self, address: int, size: int, stream: int, owner: Any = None, thread: object = None
+    ) -> None:
         """Frees a block for its destructor, which cannot try again. While the stream is captured that is not possible, and
-        is done before a later allocation. `owner` is the stream's object."""
+        is done before a later allocation. `owner` is the stream's object, and `thread` whose default stream it is, if it is
+        a thread's own: another one waits."""
         try:
             # It may have been detached, and is remembered again.
             keep(self._device, stream, owner)
+            if stream == PER_THREAD and thread is not None and thread is not this_thread():
+                # This thread cannot name the other's stream, for which the legacy default stream waits.
+                byte = (ctypes.c_char * 1)()
+                check(c.library.cudamem_copy_to_host(byte, address, 1, self._device, LEGACY))
             self.deallocate(address, size, stream)
         except Error as error:
             if error.status == FORKED:
@@ -169,7 +176,7 @@ class Resource:
                 return
             if error.status != CAPTURING or not error.had_no_effect:
                 raise
-            self._parked.append((address, size, stream, owner))
+            self._parked.append((address, size, stream, owner, thread))
 
     def _free_parked(self) -> None:
         errors: list[Error] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from . import _library as c
@@ -30,6 +31,17 @@ def handle_of(stream: Any) -> int:
             # Numba's is a ctypes value.
             return int(getattr(found, "value", found) or 0)
     raise TypeError(f"{stream!r} is no stream: pass a handle, or a stream of PyTorch, CuPy, Numba or cuda.core")
+
+
+_threads = threading.local()
+
+
+def this_thread() -> object:
+    """What stands for the calling thread, and for no later one, as its number may."""
+    found = getattr(_threads, "found", None)
+    if found is None:
+        found = _threads.found = object()
+    return found
 
 
 # By device and handle. A stream may end with its object, and another one may get the handle; memory that was freed on the

@@ -15,8 +15,9 @@ from typing import Any
 from cuda.core import Buffer
 from cuda.core import MemoryResource as _MemoryResource
 
+from ._errors import Error
 from ._resources import Resource
-from ._streams import handle_for
+from ._streams import PER_THREAD, handle_for, this_thread
 
 __all__ = ["MemoryResource"]
 
@@ -26,6 +27,8 @@ class MemoryResource(_MemoryResource):
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
+        # Of blocks that were allocated on a thread's own default stream, by address.
+        self._threads: dict[int, object] = {}
 
     @property
     def resource(self) -> Resource:
@@ -34,6 +37,8 @@ class MemoryResource(_MemoryResource):
 
     def allocate(self, size: int, *, stream: Any = None) -> Any:
         address = self._resource.allocate(size, stream)
+        if address and handle_for(self.device_id, stream) == PER_THREAD:
+            self._threads[address] = this_thread()
         try:
             return Buffer.from_handle(address, size, mr=self, stream=stream)
         except BaseException:
@@ -43,7 +48,15 @@ class MemoryResource(_MemoryResource):
 
     def deallocate(self, ptr: Any, size: int, *, stream: Any = None) -> None:
         # cuda.core calls it from destructors, which would only warn of a stream that is captured, and lose the block.
-        self._resource._deallocate_later(int(ptr), size, handle_for(self.device_id, stream), stream)
+        address, handle = int(ptr), handle_for(self.device_id, stream)
+        # Before the free, after which the address may be another block's.
+        thread = self._threads.pop(address, None)
+        try:
+            self._resource._deallocate_later(address, size, handle, stream, thread)
+        except Error as error:
+            if thread is not None and error.had_no_effect:
+                self._threads[address] = thread
+            raise
 
     @property
     def device_id(self) -> int:

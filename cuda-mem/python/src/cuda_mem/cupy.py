@@ -8,14 +8,13 @@ Memory is allocated on the stream that is current in CuPy, and freed on that str
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import cupy
 
 from ._resources import Arena, Pool, Resource
-from ._streams import PER_THREAD
+from ._streams import this_thread
 
 __all__ = ["allocator", "resource", "use", "use_arena", "use_pool"]
 
@@ -27,7 +26,7 @@ class _Block:
 
     def __init__(self, resource: Resource, size: int, stream: Any) -> None:
         self.resource, self.size, self.stream = resource, size, stream
-        self.thread = threading.get_ident()
+        self.thread = this_thread()
         # CuPy destroys a stream with its object; the resource keeps it.
         self.address = resource.allocate(size, stream)
 
@@ -35,11 +34,7 @@ class _Block:
         address, self.address = getattr(self, "address", 0), 0
         if not address:
             return
-        if self.stream.ptr == PER_THREAD and self.thread != threading.get_ident():
-            # This thread cannot name the other's default stream.
-            with cupy.cuda.Device(self.resource.device):
-                cupy.cuda.runtime.deviceSynchronize()
-        self.resource._deallocate_later(address, self.size, self.stream.ptr, self.stream)
+        self.resource._deallocate_later(address, self.size, self.stream.ptr, self.stream, self.thread)
 
 
 def allocator(resource_of: Resource | Callable[[int], Resource]) -> Callable[[int], Any]:
