@@ -330,6 +330,22 @@ cudamem_status cudamem_copy_to_host(void *host,
                                     struct CUstream_st *stream);
 
 /*
+ Fills memory of a device with a byte, in the order of a stream. Does not wait.
+
+ In the legacy default stream this is work that comes after what is now in the streams that wait for that stream, and
+ before what they are given later. A deallocation alone may be no work.
+
+ CUDAMEM_STATUS_CAPTURING in the legacy default stream while a stream that waits for it is captured.
+
+ The caller guarantees: device_pointer has bytes bytes; stream is a default stream or a live one of the device's primary context.
+ */
+cudamem_status cudamem_fill(void *device_pointer,
+                            uint8_t value,
+                            size_t bytes,
+                            int device,
+                            struct CUstream_st *stream);
+
+/*
  The number of visible devices. Loads and starts the driver if necessary.
 
  CUDAMEM_STATUS_NO_DRIVER if there is none; the text says what was tried.

@@ -1,4 +1,4 @@
-//! Copies between memory of the host and of a device.
+//! Copies between memory of the host and of a device, and fills.
 
 use std::ffi::{c_int, c_void};
 
@@ -6,35 +6,35 @@ use cuda_mem::sys::CUstream_st;
 use cuda_mem::{DeviceBuffer, Error, Stream};
 
 use crate::status::{Status, answer, invalid};
-use crate::stream::with_stream;
+use crate::stream::{is_legacy, refuse_beside_captures, with_stream};
 
-/// Calls `copy` with a view of the device's memory; does nothing for zero bytes.
+/// Calls `work` with a view of the device's memory; does nothing for zero bytes. `is_null` is whether a pointer is.
 ///
 /// # Safety
 ///
 /// `device_pointer` has `bytes` bytes that the device reaches; `stream` is a default stream or a live one of the
 /// device's primary context.
 unsafe fn with_view(
-    host: *const c_void,
+    is_null: bool,
     device_pointer: *mut c_void,
     bytes: usize,
     device: c_int,
     stream: *mut CUstream_st,
-    copy: impl FnOnce(&mut DeviceBuffer<u8>) -> Result<(), Error>,
+    work: impl FnOnce(&mut DeviceBuffer<u8>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
-    if host.is_null() || device_pointer.is_null() {
+    if is_null {
         return Err(invalid(format!(
-            "{bytes} bytes are to be copied, and a pointer is null"
+            "{bytes} bytes are to be written, and a pointer is null"
         )));
     }
     let address = device_pointer.expose_provenance() as u64;
     let with_view = |stream: &Stream| {
         // SAFETY: promised by the caller, in the words of the section above.
         let mut view = unsafe { DeviceBuffer::borrow_raw(stream, address, bytes, ()) };
-        copy(&mut view)
+        work(&mut view)
     };
     // SAFETY: as above.
     unsafe { with_stream(device, stream.cast(), with_view) }
@@ -59,8 +59,9 @@ pub unsafe extern "C" fn cudamem_copy_to_device(
             let host = unsafe { std::slice::from_raw_parts(host.cast::<u8>(), bytes) };
             view.copy_from(host)
         };
+        let is_null = host.is_null() || device_pointer.is_null();
         // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { with_view(host, device_pointer, bytes, device, stream, copy) }
+        unsafe { with_view(is_null, device_pointer, bytes, device, stream, copy) }
     })
 }
 
@@ -83,7 +84,39 @@ pub unsafe extern "C" fn cudamem_copy_to_host(
             let host = unsafe { std::slice::from_raw_parts_mut(host.cast::<u8>(), bytes) };
             view.copy_to(host)
         };
+        let is_null = host.is_null() || device_pointer.is_null();
         // SAFETY: promised by the caller, in the words of the section above.
-        unsafe { with_view(host, device_pointer, bytes, device, stream, copy) }
+        unsafe { with_view(is_null, device_pointer, bytes, device, stream, copy) }
+    })
+}
+
+/// Fills memory of a device with a byte, in the order of a stream. Does not wait.
+///
+/// In the legacy default stream this is work that comes after what is now in the streams that wait for that stream, and
+/// before what they are given later. A deallocation alone may be no work.
+///
+/// CUDAMEM_STATUS_CAPTURING in the legacy default stream while a stream that waits for it is captured.
+///
+/// # Safety
+///
+/// `device_pointer` has `bytes` bytes; `stream` is a default stream or a live one of the device's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_fill(
+    device_pointer: *mut c_void,
+    value: u8,
+    bytes: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> Status {
+    answer(|| {
+        let fill = |view: &mut DeviceBuffer<u8>| {
+            if is_legacy(stream.cast()) {
+                refuse_beside_captures(view.stream())?;
+            }
+            view.fill_bytes(value)
+        };
+        let is_null = device_pointer.is_null();
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { with_view(is_null, device_pointer, bytes, device, stream, fill) }
     })
 }

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use cuda_mem::base::is_forked;
-use cuda_mem::sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_st};
+use cuda_mem::sys::{
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUresult, CUstream, CUstream_st, CUstreamCaptureStatus,
+};
 use cuda_mem::{Driver, Error, ErrorKind, Stream};
 
 use crate::status::{Status, answer, invalid};
@@ -136,6 +138,42 @@ pub(crate) fn refuse_in_fork() -> Result<(), Error> {
 /// Whether a handle names a default stream, which every device has.
 pub(crate) fn is_default(raw: CUstream) -> bool {
     raw.addr() <= CU_STREAM_PER_THREAD.addr()
+}
+
+/// Whether a handle names the legacy default stream.
+pub(crate) fn is_legacy(raw: CUstream) -> bool {
+    raw.addr() <= CU_STREAM_LEGACY.addr()
+}
+
+/// Refuses work in the legacy default stream while any code captures a stream that waits for it: the capture would be lost
+/// (R193). This question does not harm it.
+pub(crate) fn refuse_beside_captures(legacy: &Stream) -> Result<(), Error> {
+    let driver = Driver::load()?;
+    let table = driver.table();
+    let (Some(ask), Some(push), Some(pop)) = (
+        table.cuStreamIsCapturing,
+        table.cuCtxPushCurrent_v2,
+        table.cuCtxPopCurrent_v2,
+    ) else {
+        return Ok(());
+    };
+    let mut context = legacy.context().as_raw();
+    // SAFETY: the stream keeps its context.
+    if unsafe { push(context) } != CUresult::CUDA_SUCCESS {
+        // The work will fail as well, and say why.
+        return Ok(());
+    }
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a default stream, whose context is current, and a place for the answer.
+    let answer = unsafe { ask(legacy.as_raw(), &raw mut status) };
+    // SAFETY: the context that was pushed just now, and a place for it.
+    unsafe { pop(&raw mut context) };
+    if answer != CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+        return Ok(());
+    }
+    let text = "a stream that waits for the legacy default stream is captured into a graph, which work in that stream would \
+                spoil; do it after the capture";
+    Err(Error::new(ErrorKind::Capturing, text))
 }
 
 /// The device that a stream was used with; `None` for default streams, which every device has, and if it was not used yet.

@@ -22,6 +22,7 @@ NUMBERS = {
     "uint64_t": ctypes.c_uint64,
     "int64_t": ctypes.c_int64,
     "uint32_t": ctypes.c_uint32,
+    "uint8_t": ctypes.c_uint8,
     "double": ctypes.c_double,
     "int": ctypes.c_int,
     "ptrdiff_t": ctypes.c_ssize_t,

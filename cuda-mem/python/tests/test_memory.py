@@ -363,7 +363,7 @@ class Arrays(unittest.TestCase):
         gc.collect()
         end()
         # Before the one that can be freed now.
-        counting._parked.insert(0, (0, 1000, 0, None, None))
+        counting._parked.insert(0, (0, 1000, 0, None, None, False))
         with warnings.catch_warnings(), unittest.mock.patch.object(sys, "unraisablehook") as told:
             warnings.simplefilter("error")
             del counting

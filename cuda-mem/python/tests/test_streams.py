@@ -144,6 +144,10 @@ def enter():
     context = ctypes.c_void_p()
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert driver.cuCtxSetCurrent(context) == 0
+def new_stream():
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 0) == 0
+    return stream.value
 def fill(address, byte, stream):
     arguments = ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(1000), ctypes.c_void_p(stream)
     assert driver.cuMemsetD8Async(*arguments) == 0
@@ -384,6 +388,50 @@ class Devices(unittest.TestCase):
             assert not pool._parked
             fill(again.handle, 9, 2)
             assert contents(again.handle, 2) == {9}
+            """,
+            WORK,
+        )
+
+    def test_blocks_of_numba_are_reused_after_its_streams(self):
+        run(
+            """
+            import gc
+            from types import SimpleNamespace
+            from numba import cuda
+            import cuda_mem.numba
+            cuda_mem.numba.use_arena()
+            manager = cuda.current.manager(context=SimpleNamespace(device=SimpleNamespace(id=0)))
+            first, second = new_stream(), new_stream()
+            block = manager.memalloc(1000)
+            fill_late(block.device_pointer.value, 7, first)
+            del block
+            gc.collect()
+            again = manager.memalloc(1000)
+            fill(again.device_pointer.value, 9, second)
+            assert contents(again.device_pointer.value, second) == {9}
+            """,
+            WORK,
+        )
+
+    def test_a_block_of_numba_may_go_while_a_stream_is_captured(self):
+        run(
+            """
+            import gc
+            from types import SimpleNamespace
+            from numba import cuda
+            import cuda_mem.numba
+            cuda_mem.numba.use_arena()
+            manager = cuda.current.manager(context=SimpleNamespace(device=SimpleNamespace(id=0)))
+            stream = new_stream()
+            block, empty = manager.memalloc(1000), manager.memalloc(0)
+            begin(stream)
+            del block, empty
+            gc.collect()
+            arena = cuda_mem.numba.resource(0)
+            assert arena.stats().live_blocks == 1
+            end(stream)
+            again = manager.memalloc(1000)
+            assert arena.stats().live_blocks == 1
             """,
             WORK,
         )

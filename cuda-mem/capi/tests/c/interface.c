@@ -438,6 +438,11 @@ static void copies(void) {
     }
     OK(cudamem_copy_to_host(NULL, NULL, 0, 0, second));
     REFUSED(INVALID_VALUE, "a pointer is null", cudamem_copy_to_host(NULL, block, 8, 0, second));
+    OK(cudamem_fill((char *)block + 4, 7, 8, 0, second));
+    OK(cudamem_copy_to_host(to, block, sizeof to, 0, second));
+    WANT(to[0] == 0 && to[1] == 0x07070707 && to[2] == 0x07070707 && to[3] == 9);
+    OK(cudamem_fill(NULL, 7, 0, 0, second));
+    REFUSED(INVALID_VALUE, "a pointer is null", cudamem_fill(NULL, 7, 1, 0, second));
     REFUSED(INVALID_VALUE, "numbered from 0", cudamem_stream_wait(-3, second, first));
     OK(cudamem_stream_wait(0, first, second));
     OK(cudamem_stream_wait(0, CUDAMEM_STREAM_LEGACY, first));

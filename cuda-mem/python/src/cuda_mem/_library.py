@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_size_t, c_ssize_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -130,6 +130,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "cudamem_stream_wait": (_STATUS, [c_int, c_void_p, c_void_p]),
     "cudamem_copy_to_device": (_STATUS, [c_void_p, c_void_p, c_size_t, c_int, c_void_p]),
     "cudamem_copy_to_host": (_STATUS, [c_void_p, c_void_p, c_size_t, c_int, c_void_p]),
+    "cudamem_fill": (_STATUS, [c_void_p, c_uint8, c_size_t, c_int, c_void_p]),
     "cudamem_python_capsules_with": (None, [c_void_p] * 6),
     "cudamem_python_delete": (None, [c_void_p]),
     "cudamem_python_destroy": (None, [c_void_p]),

@@ -115,7 +115,7 @@ class Resource:
         self._device = device
         self._upstream = upstream
         # Blocks whose owners are gone, and which could not be freed yet.
-        self._parked: list[tuple[int, int, int, Any, object]] = []
+        self._parked: list[tuple[int, int, int, Any, object, bool]] = []
 
     @property
     def device(self) -> int:
@@ -157,11 +157,18 @@ class Resource:
         check(status)
 
     def _deallocate_later(
-        self, address: int, size: int, stream: int, owner: Any = None, thread: object = None
+        self,
+        address: int,
+        size: int,
+        stream: int,
+        owner: Any = None,
+        thread: object = None,
+        fence: bool = False,
     ) -> None:
         """Frees a block for its destructor, which cannot try again. While the stream is captured that is not possible, and
         is done before a later allocation. `owner` is the stream's object, and `thread` whose default stream it is, if it is
-        a thread's own: another one waits."""
+        a thread's own: another one waits. With `fence` and the legacy default stream, later work of streams that wait for
+        that one comes after the free."""
         try:
             # It may have been detached, and is remembered again.
             keep(self._device, stream, owner)
@@ -169,6 +176,9 @@ class Resource:
                 # This thread cannot name the other's stream, for which the legacy default stream waits.
                 byte = (ctypes.c_char * 1)()
                 check(c.library.cudamem_copy_to_host(byte, address, 1, self._device, LEGACY))
+            if fence and address:
+                # A free alone may be no work.
+                check(c.library.cudamem_fill(address, 0, 1, self._device, stream))
             self.deallocate(address, size, stream)
         except Error as error:
             if error.status == FORKED:
@@ -176,7 +186,7 @@ class Resource:
                 return
             if error.status != CAPTURING or not error.had_no_effect:
                 raise
-            self._parked.append((address, size, stream, owner, thread))
+            self._parked.append((address, size, stream, owner, thread, fence))
 
     def _free_parked(self) -> None:
         errors: list[Error] = []

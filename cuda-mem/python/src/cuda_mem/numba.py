@@ -5,8 +5,9 @@
 
 Or without a change to the program: `NUMBA_CUDA_MEMORY_MANAGER=cuda_mem.numba`.
 
-Numba names no stream. Memory is allocated and freed on the legacy default stream, which waits for Numba's streams, and
-they wait for it. Streams of other libraries that do not wait for it have to be synchronised before an array is dropped.
+Numba names no stream. Memory is allocated and freed on the legacy default stream. What is submitted to that stream waits
+for Numba's streams, and they wait for it, so a free submits a fill of one byte. Streams of other libraries that do not wait
+for it have to be synchronised before an array is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numba import cuda
 from numba.cuda import GetIpcHandleMixin, HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
 
 from ._resources import Arena, Pool, Resource, device_memory
+from ._streams import LEGACY
 
 __all__ = ["MemoryManager", "resource", "use_arena", "use_pool"]
 
@@ -45,7 +47,7 @@ class MemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         pointer = ctypes.c_void_p(address)
 
         def free() -> None:
-            found._deallocate_later(address, size, 0)
+            found._deallocate_later(address, size, LEGACY, fence=True)
 
         return MemoryPointer(self.context, pointer, size, finalizer=free)
 

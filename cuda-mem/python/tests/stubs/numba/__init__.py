@@ -1,0 +1,1 @@
+"""What `cuda_mem.numba` uses of Numba, for tests without it."""
