@@ -115,7 +115,9 @@ impl Resource {
 
 pub(crate) fn layout(bytes: usize, alignment: usize) -> Result<Layout, Error> {
     let alignment = if alignment == 0 { ALIGNMENT } else { alignment };
-    if alignment.is_power_of_two() && bytes > isize::MAX as usize - alignment {
+    // An alignment that leaves no address is a mistake, whatever the size.
+    let most = (isize::MAX as usize).checked_sub(alignment);
+    if alignment.is_power_of_two() && most.is_some_and(|most| bytes > most) {
         let text = format!("{bytes} bytes are more than the address space has");
         return Err(Error::new(ErrorKind::OutOfMemory, text));
     }

@@ -82,6 +82,8 @@ class Resources(unittest.TestCase):
         arena = cuda_mem.Arena()
         with self.assertRaises(ValueError):
             arena.allocate(2**64 + 5)
+        with self.assertRaises(cuda_mem.InvalidValueError):
+            arena.allocate(1, alignment=1 << 63)
         with self.assertRaises(ValueError):
             cuda_mem.Limit(arena, -1)
 
