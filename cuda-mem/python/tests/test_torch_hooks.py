@@ -153,6 +153,29 @@ class Hooks(unittest.TestCase):
             self.assertIn("a fraction of 2", told)
             self.assertEqual("set the fraction before" in told, fails)
 
+    @unittest.skipUnless(hasattr(os, "mkfifo"), "a pipe in the place of the log")
+    def test_a_fraction_of_the_time_of_the_first_allocation_counts(self):
+        told = run(
+            """
+            import tempfile, time
+            with tempfile.TemporaryDirectory() as folder:
+                # Opened after the fraction is looked up, which waits for a reader.
+                log = os.path.join(folder, "log.csv")
+                os.mkfifo(log)
+                use_arena(log.encode())
+                first = threading.Thread(target=lib.cudamem_torch_alloc, args=(MIB, 0, None))
+                first.start()
+                time.sleep(0.5)
+                lib.cudamem_torch_set_memory_fraction(32 * MIB / cuda_mem.device_memory()[1], 0)
+                reader = open(os.open(log, os.O_RDONLY))
+                threading.Thread(target=reader.read, daemon=True).start()
+                first.join()
+                assert lib.cudamem_torch_alloc(40 * MIB, 0, None) is None
+                check(lib.cudamem_torch_end_record())
+            """
+        )
+        self.assertIn("the arena may hold", told)
+
     def test_fractions_leave_the_limit(self):
         for limit in ("max_bytes=64 * MIB", "max_share=64 * MIB / cuda_mem.device_memory()[1]"):
             told = run(

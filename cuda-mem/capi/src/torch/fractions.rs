@@ -15,13 +15,23 @@ fn fractions() -> MutexGuard<'static, Vec<(c_int, f64)>> {
     FRACTIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What was set for a device, in bytes; `u64::MAX` if nothing was.
-pub(super) fn limit_of(number: c_int, device: &Device) -> Result<u64, Error> {
-    let set = fractions()
-        .iter()
-        .find(|(of, _)| *of == number)
-        .map(|found| found.1);
-    set.map_or(Ok(u64::MAX), |fraction| share(device, fraction))
+fn noted(known: &[(c_int, f64)], device: c_int) -> Option<f64> {
+    let found = known.iter().find(|(of, _)| *of == device);
+    found.map(|found| found.1)
+}
+
+/// What was set for a device.
+pub(super) fn of(device: c_int) -> Option<f64> {
+    noted(&fractions(), device)
+}
+
+/// Applies what was set while the memory was made, when there was nothing to apply it to.
+pub(super) fn catch_up(memory: &Memory) -> Result<(), Error> {
+    let known = fractions();
+    match noted(&known, memory.number) {
+        Some(fraction) if memory.fraction != Some(fraction) => memory.limit_to(fraction),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn share(device: &Device, fraction: f64) -> Result<u64, Error> {
@@ -36,11 +46,10 @@ pub(super) fn set(fraction: f64, device: c_int) -> Result<(), Error> {
     }
     // A wrong number of a device is an error before anything is noted.
     Memory::if_used(device)?;
-    {
-        let mut known = fractions();
-        known.retain(|(of, _)| *of != device);
-        known.push((device, fraction));
-    }
+    // Kept until it is applied, so that the last one stays.
+    let mut known = fractions();
+    known.retain(|(of, _)| *of != device);
+    known.push((device, fraction));
     match Memory::if_used(device)? {
         None => Ok(()),
         Some(memory) => memory.limit_to(fraction),

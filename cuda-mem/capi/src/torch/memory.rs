@@ -44,6 +44,8 @@ enum Served {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) number: c_int,
+    /// The share that it was made for.
+    pub(super) fraction: Option<f64>,
     device: Device,
     context: Context,
     served: Served,
@@ -82,7 +84,11 @@ impl Memory {
         let place = place(device)?;
         match place.get() {
             Some(memory) => Ok(memory),
-            None => place.get_or_try_init(|| Self::new(device)),
+            None => {
+                let memory = place.get_or_try_init(|| Self::new(device))?;
+                fractions::catch_up(memory)?;
+                Ok(memory)
+            }
         }
     }
 
@@ -95,7 +101,8 @@ impl Memory {
         let config = config()?;
         let device = Driver::load()?.device(ordinal(number)?)?;
         let context = device.primary_context()?;
-        let max = fractions::limit_of(number, &device)?;
+        let fraction = fractions::of(number);
+        let max = fraction.map_or(Ok(u64::MAX), |fraction| fractions::share(&device, fraction))?;
         let recorder = match &config.record {
             None => None,
             Some(path) => {
@@ -139,6 +146,7 @@ impl Memory {
         };
         Ok(Self {
             number,
+            fraction,
             device,
             context,
             served,
