@@ -374,6 +374,15 @@ cudamem_status cudamem_driver_version(int *version);
 cudamem_status cudamem_device_memory(int device, uint64_t *free, uint64_t *total);
 
 /*
+ The number of the device that memory belongs to, or was allocated for.
+
+ CUDAMEM_STATUS_INVALID_VALUE if the driver does not know the memory.
+
+ The caller guarantees: pointer does not point into memory that was deallocated in stream order; device is null or valid for a write.
+ */
+cudamem_status cudamem_pointer_device(const void *pointer, int *device);
+
+/*
  Fills in the defaults. size is sizeof(cudamem_pool_options). Null is ignored, and so is a wrong size: creating the pool
  then refuses the options.
 

@@ -1,6 +1,6 @@
 //! Devices and the driver.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use cuda_mem::Driver;
 
@@ -66,5 +66,30 @@ pub unsafe extern "C" fn cudamem_device_memory(
             }
         }
         Ok(())
+    })
+}
+
+/// The number of the device that memory belongs to, or was allocated for.
+///
+/// CUDAMEM_STATUS_INVALID_VALUE if the driver does not know the memory.
+///
+/// # Safety
+///
+/// `pointer` does not point into memory that was deallocated in stream order; `device` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudamem_pointer_device(
+    pointer: *const c_void,
+    device: *mut c_int,
+) -> Status {
+    answer(|| {
+        let address = pointer.expose_provenance() as u64;
+        let found = Driver::load()?.pointer_info(address)?;
+        let found = found.ok_or_else(|| {
+            invalid(format!(
+                "the driver knows no memory at {address:#x}, so no device of it"
+            ))
+        })?;
+        // SAFETY: promised by the caller, in the words of the section above.
+        unsafe { write(device, "device", found.device) }
     })
 }

@@ -436,6 +436,26 @@ class Devices(unittest.TestCase):
             WORK,
         )
 
+    def test_an_array_that_names_no_device_is_of_its_memorys(self):
+        run(
+            """
+            from types import SimpleNamespace
+            import cuda_mem
+            kept = cuda_mem.Buffer(1000, "u1", cuda_mem.Arena(1))
+            found = kept.__cuda_array_interface__
+            of = lambda **changed: SimpleNamespace(__cuda_array_interface__={**found, **changed})
+            take = cuda_mem.Buffer.from_cuda_array_interface
+            assert take(of()).device == 1
+            assert take(of(data=(kept.address + 10, False), shape=(10,))).device == 1
+            assert take(of(data=(0, False), shape=(0,), stream=None)).device == 0
+            try:
+                take(of(data=(id(found), False)))
+                raise SystemExit("memory that is not of a device")
+            except cuda_mem.InvalidValueError:
+                pass
+            """
+        )
+
     def test_other_streams_of_a_free_are_of_its_device(self):
         run(
             """

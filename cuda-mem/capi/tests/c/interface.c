@@ -423,6 +423,7 @@ static void copies(void) {
     cudamem_resource *arena;
     stream_t first = new_stream(), second = new_stream();
     void *block;
+    int device = -1;
     OK(cudamem_arena_create(0, NULL, &arena));
     OK(cudamem_allocate(arena, sizeof from, 0, 0, first, &block));
     for (unsigned i = 0; i < WORDS; i++) {
@@ -443,6 +444,10 @@ static void copies(void) {
     WANT(to[0] == 0 && to[1] == 0x07070707 && to[2] == 0x07070707 && to[3] == 9);
     OK(cudamem_fill(NULL, 7, 0, 0, second));
     REFUSED(INVALID_VALUE, "a pointer is null", cudamem_fill(NULL, 7, 1, 0, second));
+    OK(cudamem_pointer_device((char *)block + 1, &device));
+    WANT(device == 0);
+    REFUSED(INVALID_VALUE, "knows no memory", cudamem_pointer_device(&device, &device));
+    REFUSED(INVALID_VALUE, "`device` is null", cudamem_pointer_device(block, NULL));
     REFUSED(INVALID_VALUE, "numbered from 0", cudamem_stream_wait(-3, second, first));
     OK(cudamem_stream_wait(0, first, second));
     OK(cudamem_stream_wait(0, CUDAMEM_STREAM_LEGACY, first));

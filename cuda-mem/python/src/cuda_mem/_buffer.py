@@ -95,7 +95,7 @@ class Buffer:
                 raise ValueError(f"steps of {strides} bytes between elements of {size}")
             strides = tuple(step // size for step in strides)
         layout = _dlpack.Layout(address, tuple(found["shape"]), strides, typestr, read_only)
-        device, raw = _device_of(source), handle_of(stream)
+        device, raw = _device_of(source, address), handle_of(stream)
         earlier = found.get("stream")
         if earlier == 0:
             raise ValueError("a stream of 0 is ambiguous, and forbidden in __cuda_array_interface__")
@@ -204,12 +204,18 @@ class Buffer:
         return f"<Buffer {self.typestr}{list(self.shape)} at {self.address:#x}, device {self._device}>"
 
 
-def _device_of(source: Any) -> int:
-    """The device of an array of another library."""
+def _device_of(source: Any, address: int) -> int:
+    """The device of an array of another library, or of its memory if it does not say."""
     found = getattr(source, "device", None)
     for name in ("id", "index"):
         number = getattr(found, name, None)
         if isinstance(number, int):
             return number
-    return found if isinstance(found, int) else 0
+    if isinstance(found, int):
+        return found
+    number = ctypes.c_int()
+    # An empty array may have no memory.
+    if address:
+        check(c.library.cudamem_pointer_device(address, ctypes.byref(number)))
+    return number.value
 

@@ -94,6 +94,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "cudamem_device_count": (_STATUS, [POINTER(c_int)]),
     "cudamem_driver_version": (_STATUS, [POINTER(c_int)]),
     "cudamem_device_memory": (_STATUS, [c_int, POINTER(c_uint64), POINTER(c_uint64)]),
+    "cudamem_pointer_device": (_STATUS, [c_void_p, POINTER(c_int)]),
     "cudamem_pool_options_init": (None, [POINTER(PoolOptions), c_size_t]),
     "cudamem_pool_create": (_STATUS, [c_int, POINTER(PoolOptions), _OUT]),
     "cudamem_pool_default": (_STATUS, [c_int, _OUT]),
