@@ -148,26 +148,13 @@ pub(crate) fn is_legacy(raw: CUstream) -> bool {
 /// Refuses work in the legacy default stream while any code captures a stream that waits for it: the capture would be lost
 /// (R193). This question does not harm it.
 pub(crate) fn refuse_beside_captures(legacy: &Stream) -> Result<(), Error> {
-    let driver = Driver::load()?;
-    let table = driver.table();
-    let (Some(ask), Some(push), Some(pop)) = (
-        table.cuStreamIsCapturing,
-        table.cuCtxPushCurrent_v2,
-        table.cuCtxPopCurrent_v2,
-    ) else {
+    let Some(ask) = Driver::load()?.table().cuStreamIsCapturing else {
         return Ok(());
     };
-    let mut context = legacy.context().as_raw();
-    // SAFETY: the stream keeps its context.
-    if unsafe { push(context) } != CUresult::CUDA_SUCCESS {
-        // The work will fail as well, and say why.
-        return Ok(());
-    }
+    let _current = legacy.context().bind()?;
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: a default stream, whose context is current, and a place for the answer.
+    // SAFETY: a default stream, whose context is current (R8), and a place for the answer.
     let answer = unsafe { ask(legacy.as_raw(), &raw mut status) };
-    // SAFETY: the context that was pushed just now, and a place for it.
-    unsafe { pop(&raw mut context) };
     if answer != CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
         return Ok(());
     }
