@@ -16,7 +16,7 @@ mod limits;
 mod log;
 mod marks;
 pub mod medium;
-mod moody;
+pub mod moody;
 mod moves;
 mod moves_back;
 mod numbers;

@@ -13,11 +13,14 @@ use crate::environment::Environment;
 
 /// How a resource behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mood {
+pub enum Mood {
+    /// As it should.
     Good,
+    /// Takes nothing back.
     Refuses,
     /// As if a capture forbade it.
     IsCaptured,
+    /// For memory.
     PanicsWhenAsked,
     /// When the memory is free already.
     PanicsWhenGiven,
@@ -26,7 +29,7 @@ pub(super) enum Mood {
 }
 
 /// A resource that does not always do as it should.
-pub(super) struct Moody {
+pub struct Moody {
     direct: DirectResource,
     mood: Mutex<Mood>,
     allocated: AtomicU64,
@@ -45,7 +48,8 @@ impl Moody {
         *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set(&self, mood: Mood) {
+    /// Changes the mood.
+    pub fn set(&self, mood: Mood) {
         *self.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
     }
 
@@ -57,7 +61,7 @@ impl Moody {
     }
 
     /// Blocks that came and went.
-    pub(super) fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         (count(&self.allocated), count(&self.freed))
     }
@@ -97,7 +101,12 @@ unsafe impl MemoryResource for Moody {
     }
 }
 
-pub(super) fn moody(env: &Environment) -> Result<(Arc<Moody>, Arena)> {
+/// Such a resource, and an arena over it.
+///
+/// # Errors
+///
+/// As the driver answers.
+pub fn moody(env: &Environment) -> Result<(Arc<Moody>, Arena)> {
     let below = Arc::new(Moody {
         direct: DirectResource::new(env.device()?),
         mood: Mutex::new(Mood::Good),

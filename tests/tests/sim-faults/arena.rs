@@ -396,37 +396,3 @@ fn a_query_that_fails_shows_nothing(env: &Environment) -> Result<()> {
     }
     Ok(())
 }
-
-/// Nothing of it is ever known to be done. It is told of, and waits for no answer that cannot come.
-#[apply(case)]
-fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
-    const QUESTIONS: [&str; 3] = ["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
-    for stream_ends_first in [false, true] {
-        let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
-        let arena = Arena::builder(&env.device()?).build()?;
-        drop(arena.alloc::<u8>(&stream, 1000)?);
-        let before = drop_counts();
-        for (question, nth) in QUESTIONS
-            .into_iter()
-            .flat_map(|it| (1..=200).map(move |nth| (it, nth)))
-        {
-            control.fail(question, nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        }
-        let kept = (!stream_ends_first).then_some(stream);
-        drop(arena);
-        let polled = (0..16).try_for_each(|_| other.synchronize());
-        control.clear_faults();
-        polled?;
-        drop(kept);
-        let now = drop_counts();
-        ensure!(
-            now.waiting == before.waiting,
-            "stream ends first: {stream_ends_first}, {now:?}"
-        );
-        ensure!(
-            now.failures == before.failures + 2,
-            "{now:?}, before {before:?}"
-        );
-    }
-    Ok(())
-}

@@ -6,6 +6,7 @@ extern crate macro_rules_attribute;
 extern crate cuda_mem_tests;
 
 mod arena;
+mod arena_ends;
 mod arena_moves;
 mod collective;
 mod deferred;

@@ -1,0 +1,75 @@
+//! Arenas whose memory cannot be released when they end.
+
+use anyhow::{Result, ensure};
+use cuda_mem::Arena;
+use cuda_mem::base::drop_counts;
+use cuda_mem::sys::CUresult;
+use cuda_mem_tests::arena::moody::{Mood, moody};
+use cuda_mem_tests::environment::Environment;
+
+/// Nothing of it is ever known to be done. It is told of, and waits for no answer that cannot come.
+#[apply(case)]
+fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
+    const QUESTIONS: [&str; 3] = ["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
+    for stream_ends_first in [false, true] {
+        let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+        let arena = Arena::builder(&env.device()?).build()?;
+        drop(arena.alloc::<u8>(&stream, 1000)?);
+        let before = drop_counts();
+        for (question, nth) in QUESTIONS
+            .into_iter()
+            .flat_map(|it| (1..=200).map(move |nth| (it, nth)))
+        {
+            control.fail(question, nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+        let kept = (!stream_ends_first).then_some(stream);
+        drop(arena);
+        let polled = (0..16).try_for_each(|_| other.synchronize());
+        control.clear_faults();
+        polled?;
+        drop(kept);
+        let now = drop_counts();
+        ensure!(
+            now.waiting == before.waiting,
+            "stream ends first: {stream_ends_first}, {now:?}"
+        );
+        ensure!(
+            now.failures == before.failures + 2,
+            "{now:?}, before {before:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The arena could not use a block, and its upstream did not take it back. That is tried again after the arena's end.
+#[apply(case)]
+fn a_block_that_was_refused_goes_back_after_the_arenas_end(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    for is_captured in [true, false] {
+        let (below, arena) = moody(env)?;
+        below.set(Mood::IsCaptured);
+        control.fail_without_effect("cuStreamWaitEvent", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        ensure!(arena.alloc::<u8>(&stream, 8 << 20).is_err());
+        ensure!(below.counts() == (1, 0), "{:?}", below.counts());
+        let before = drop_counts();
+        if !is_captured {
+            below.set(Mood::Refuses);
+        }
+        drop(arena);
+        let now = drop_counts();
+        let (failures, waiting) = (now.failures - before.failures, now.waiting - before.waiting);
+        let wanted = if is_captured { (0, 1) } else { (1, 0) };
+        ensure!((failures, waiting) == wanted, "{is_captured}: {now:?}");
+        below.set(Mood::Good);
+        for _ in 0..16 {
+            stream.synchronize()?;
+        }
+        let wanted = if is_captured { (1, 1) } else { (1, 0) };
+        ensure!(
+            below.counts() == wanted,
+            "{is_captured}: {:?}",
+            below.counts()
+        );
+    }
+    Ok(())
+}
