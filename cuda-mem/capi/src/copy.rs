@@ -31,9 +31,12 @@ unsafe fn with_view(
         )));
     }
     let address = device_pointer.expose_provenance() as u64;
-    let with_view = |stream: &Stream| {
+    let with_view = |view_stream: &Stream| {
+        if is_legacy(stream.cast()) {
+            refuse_beside_captures(view_stream)?;
+        }
         // SAFETY: promised by the caller, in the words of the section above.
-        let mut view = unsafe { DeviceBuffer::borrow_raw(stream, address, bytes, ()) };
+        let mut view = unsafe { DeviceBuffer::borrow_raw(view_stream, address, bytes, ()) };
         work(&mut view)
     };
     // SAFETY: as above.
@@ -109,12 +112,7 @@ pub unsafe extern "C" fn cudamem_fill(
     stream: *mut CUstream_st,
 ) -> Status {
     answer(|| {
-        let fill = |view: &mut DeviceBuffer<u8>| {
-            if is_legacy(stream.cast()) {
-                refuse_beside_captures(view.stream())?;
-            }
-            view.fill_bytes(value)
-        };
+        let fill = |view: &mut DeviceBuffer<u8>| view.fill_bytes(value);
         let is_null = device_pointer.is_null();
         // SAFETY: promised by the caller, in the words of the section above.
         unsafe { with_view(is_null, device_pointer, bytes, device, stream, fill) }

@@ -298,6 +298,17 @@ impl StreamProgress {
         }
     }
 
+    /// This thread cannot ask the stream, but its own stream tells whether their context is lost.
+    fn ask_whether_lost(&mut self) {
+        let own = self.context().map(Context::per_thread_stream);
+        self.loss = own.and_then(|own| {
+            match ask(own.context(), || own.as_ref().is_done_unless_captured()) {
+                Asked::Lost(loss) => Some(loss),
+                _ => None,
+            }
+        });
+    }
+
     /// Why it is not known, and never will be, how far the stream is.
     pub(super) fn loss(&self) -> Option<Loss> {
         self.loss.or_else(|| self.events.loss())
@@ -309,6 +320,7 @@ impl StreamProgress {
         if let Some(attached) = self.attached.as_ref().filter(|_| !self.is_recorded(ended)) {
             // A handle keeps the stream alive during the query.
             match attached.keep() {
+                Some(_kept) if attached.is_foreign() => self.ask_whether_lost(),
                 Some(_kept) => self.query_or_record(),
                 None => self.end(ended),
             }

@@ -1,6 +1,6 @@
 //! Arenas whose memory cannot be released when they end.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::Arena;
 use cuda_mem::base::drop_counts;
 use cuda_mem::sys::CUresult;
@@ -38,6 +38,29 @@ fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
             "{now:?}, before {before:?}"
         );
     }
+    Ok(())
+}
+
+/// As above, of a stream that only another thread can ask.
+#[apply(case)]
+fn an_arena_of_another_threads_stream_is_given_up(env: &Environment) -> Result<()> {
+    let (context, other, control) = (env.context()?, env.stream()?, env.control()?);
+    let own = context.per_thread_stream();
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&own, 1000)?);
+    let before = drop_counts();
+    for nth in 1..=200 {
+        control.fail("cuStreamQuery", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    let elsewhere = || {
+        drop(arena);
+        (0..16).try_for_each(|_| other.synchronize())
+    };
+    let polled = std::thread::scope(|scope| scope.spawn(elsewhere).join());
+    control.clear_faults();
+    polled.map_err(|_| anyhow!("the thread panicked"))??;
+    let now = drop_counts();
+    ensure!(now.waiting == before.waiting, "{now:?}");
     Ok(())
 }
 
