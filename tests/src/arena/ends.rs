@@ -369,7 +369,7 @@ fn an_arena_that_could_not_grow_keeps_no_context(env: &Environment) -> Result<()
     Ok(())
 }
 
-/// An arena for each request, and nobody waits through this crate.
+/// An arena for each request, in a program that waits only through another library.
 #[apply(case_alone)]
 fn building_an_arena_ends_those_that_waited(env: &Environment) -> Result<()> {
     let stream = env.stream()?;

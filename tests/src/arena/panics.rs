@@ -65,7 +65,7 @@ fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(env: &Environment) -> Resu
     Ok(())
 }
 
-/// The capture mode is the thread's, and nobody else puts it back.
+/// The capture mode belongs to the thread and would stay changed.
 #[apply(case_alone)]
 fn a_panic_in_a_capture_leaves_the_threads_capture_mode(env: &Environment) -> Result<()> {
     const GLOBAL: u32 = 0;

@@ -36,7 +36,7 @@ fn short_views_keep_no_streams_beside_a_long_one(env: &Environment) -> Result<()
     let buffer = pool.alloc_from(&stream, &[1_u16; 100])?;
     let shared = SharedBuffer::from_bytes(&buffer.export()?.to_bytes())?;
     stream.synchronize()?;
-    // SAFETY: the buffer lives longer, and nobody writes.
+    // SAFETY: the buffer lives longer, and is only read.
     let long = unsafe { imported.import::<u16>(&stream, &shared) }?;
     let control = env.control()?;
     let before = control.live().streams;

@@ -69,9 +69,7 @@ fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(env: &Environment) 
         Ok(())
     })?;
     env.context()?.synchronize()?;
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(0)
 }
 
 /// It may be one that has ended.
@@ -128,6 +126,13 @@ fn making_a_pool_ends_one_whose_memory_was_freed_since(env: &Environment) -> Res
     Ok(())
 }
 
+/// So many releases are pending.
+fn ensure_waiting(count: u64) -> Result<()> {
+    let waiting = cuda_mem::base::drop_counts().waiting;
+    ensure!(waiting == count, "{waiting} things wait");
+    Ok(())
+}
+
 /// Frees memory of a pool that ends, while the stream is held, and lets the stream get there unseen.
 fn end_unseen(env: &Environment, stream: &Stream) -> Result<()> {
     let pool = env.pool()?;
@@ -143,9 +148,7 @@ fn end_unseen(env: &Environment, stream: &Stream) -> Result<()> {
     while !stream.is_done()? {
         thread::yield_now();
     }
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 1, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(1)
 }
 
 /// What was freed in it is then free for all.
@@ -157,9 +160,7 @@ fn the_end_of_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Resul
     let _context = stream.context().clone();
     end_unseen(env, &stream)?;
     drop(stream);
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(0)
 }
 
 /// A library's stream is destroyed by its owner.
@@ -173,9 +174,7 @@ fn the_end_of_a_borrowed_stream_ends_pools_that_waited_for_it(env: &Environment)
     let stream = unsafe { Stream::borrow_raw(&context, raw, theirs) };
     end_unseen(env, &stream)?;
     drop(stream);
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(0)
 }
 
 /// A program may await all that it does, and wait for nothing.
@@ -185,9 +184,7 @@ fn awaiting_a_stream_ends_pools_that_waited_for_it(env: &Environment) -> Result<
     let stream = env.stream()?;
     end_unseen(env, &stream)?;
     block_on(stream.completion()?)?;
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(0)
 }
 
 /// A default stream has no end of its own.
@@ -198,7 +195,5 @@ fn the_end_of_a_context_ends_pools_that_waited_for_its_streams(env: &Environment
     end_unseen(env, &stream)?;
     drop(stream);
     ensure!(!env.device()?.has_active_context()?);
-    let waiting = cuda_mem::base::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
+    ensure_waiting(0)
 }

@@ -77,7 +77,7 @@ impl OwnStream {
             .per_thread_stream()
             .as_ref()
             .wait_unless_captured()?;
-        // Nobody can ask this stream any more, and handles of it may live on elsewhere.
+        // Only this thread can query the stream, and it is ending. Other threads may still have handles.
         for handle in self.handles.iter().filter_map(Weak::upgrade) {
             handle.advance(epoch);
         }
