@@ -4,9 +4,9 @@ use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::base::{DropCounts, drop_counts};
-use cuda_mem::memory::{MemoryProperties, PinnedResource};
+use cuda_mem::memory::{LimitAdaptor, MemoryProperties, PinnedResource};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{DeviceBuffer, MemoryPool, MemoryResource, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
@@ -63,6 +63,48 @@ fn memory_whose_stream_gives_no_answer_is_freed_later(env: &Environment) -> Resu
     );
     env.context()?.synchronize()?;
     ensure!(drop_counts().waiting == waiting, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// As above, where another stream cannot be waited for.
+#[apply(case)]
+fn memory_whose_streams_cannot_be_ordered_is_freed_later(env: &Environment) -> Result<()> {
+    let (other, control) = (env.stream()?, env.control()?);
+    let limit = Arc::new(LimitAdaptor::new(env.pool()?, 1 << 20));
+    let resource = Resource::from(Arc::clone(&limit));
+    let stream = env.stream()?;
+    let memory = resource.alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    let Err(refused) = memory.free_after([&other]) else {
+        bail!("freed in a capture");
+    };
+    drop(refused);
+    end_well(&stream)?;
+    for function in ["cuEventRecord", "cuStreamWaitEvent"] {
+        control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+        other.synchronize()?;
+        ensure!(limit.allocated() == 1000, "{function}");
+    }
+    env.context()?.synchronize()?;
+    ensure!(limit.allocated() == 0, "{} bytes", limit.allocated());
+    Ok(())
+}
+
+/// As above, where the last handle of the memory's stream is gone and there is no other stream to free in.
+#[apply(case)]
+fn memory_whose_stream_has_no_successor_is_freed_later(env: &Environment) -> Result<()> {
+    let (context, control) = (env.context()?, env.control()?);
+    let limit = Arc::new(LimitAdaptor::new(env.pool()?, 1 << 20));
+    let resource = Resource::from(Arc::clone(&limit));
+    let stream = env.stream()?;
+    let memory = resource.alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    drop(memory);
+    control.fail_without_effect("cuStreamCreate", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(stream);
+    ensure!(limit.allocated() == 1000, "{} bytes", limit.allocated());
+    context.synchronize()?;
+    ensure!(limit.allocated() == 0, "{} bytes", limit.allocated());
     Ok(())
 }
 

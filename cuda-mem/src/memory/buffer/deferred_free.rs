@@ -78,14 +78,14 @@ impl DeferredFree {
     fn give_back(&mut self, stream: StreamRef<'_>, handle: Option<&Stream>) -> Result<()> {
         if stream.is_foreign() {
             // The last handle is being dropped. After the wait, this thread's own stream can be used instead.
-            stream.wait_foreign()?;
+            stream.wait_foreign().map_err(Error::not_tried)?;
             let own = stream.context().per_thread_stream();
             return self.give_back(own.as_ref(), Some(&own));
         }
         for pending_use in &*self.pending_uses {
             let other = pending_use.stream.as_ref();
             if !other.is_foreign() {
-                order_outside_captures(other, stream)?;
+                order_outside_captures(other, stream).map_err(Error::not_tried)?;
             } else if other.context().progress().done() < self.epoch {
                 return Err(Error::capturing(format!(
                     "{other}, which is the own stream of another thread, may still use the memory; \
@@ -110,7 +110,7 @@ impl DeferredFree {
     ) -> (Result<()>, Option<Deallocator>) {
         let after = match after(stream, handle, &deallocator) {
             Ok(after) => after,
-            Err(error) => return (Err(error), Some(deallocator)),
+            Err(error) => return (Err(error.not_tried()), Some(deallocator)),
         };
         match (deallocator, after) {
             (Deallocator::External(owner), after) => {
