@@ -133,6 +133,37 @@ fn a_buffer_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
     })
 }
 
+/// As above, where the free cannot come after another stream that used the buffer, so it is not tried.
+#[apply(case)]
+fn a_buffer_in_use_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
+    lend(env, |_there, mut received, end| {
+        let (other, control) = (env.stream()?, env.control()?);
+        let stream = received.stream().clone();
+        let counts = drop_counts();
+        received.on(&other).map(std::mem::forget)?;
+        stream.capture(CaptureMode::Relaxed, |_| {
+            drop(received);
+            for nth in 1..=100 {
+                control.fail("cuEventRecord", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            }
+            Ok(())
+        })?;
+        let polled = (0..8).try_for_each(|_| other.synchronize());
+        control.clear_faults();
+        polled?;
+        let end = end.recv_timeout(LIMIT).context("the lender waits")?;
+        let end = end.err().context("it is given back")?;
+        ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
+        ensure!(end.to_string().contains("cuEventRecord"), "{end}");
+        let now = drop_counts();
+        ensure!(
+            now.failures == counts.failures + 2 && now.waiting == counts.waiting,
+            "{now:?}, before {counts:?}"
+        );
+        Ok(())
+    })
+}
+
 /// This end may still use it, and will not try again.
 #[apply(case)]
 fn a_buffer_that_is_lost_is_no_reason_to_wait(env: &Environment) -> Result<()> {
