@@ -6,9 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::handles;
 
 #[cfg(target_os = "linux")]
 const EXPORT: &str = "cuMemPoolExportToShareableHandle";
@@ -137,29 +139,97 @@ fn a_raise_that_failed_puts_back_nothing_later(env: &Environment) -> Result<()> 
     Ok(())
 }
 
-/// The thread's capture mode is put back under the pool's lock, and that fails.
+const EXCHANGE: &str = "cuThreadExchangeStreamCaptureMode";
+
+/// The `nth` time that the thread's capture mode is put back, perhaps under a lock, that fails. The hook, which needs
+/// that lock, runs after it.
+fn fail_to_put_mode_back(
+    env: &Environment,
+    nth: u64,
+    action: impl FnOnce() -> cuda_mem::Result<()> + Send + 'static,
+    hook: impl Fn() -> cuda_mem::Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let (tell, told) = channel();
+    let tell = Mutex::new(tell);
+    cuda_mem::base::on_drop_failure(move |failure| {
+        let outcome = hook();
+        let tell = tell.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = tell.send((failure.object, outcome));
+    });
+    // Each exchange that relaxes it is followed by one that puts it back.
+    env.control()?
+        .fail(EXCHANGE, 2 * nth, CUresult::CUDA_ERROR_UNKNOWN);
+    let acting = thread::spawn(action);
+    let told = told.recv_timeout(PATIENCE).context("no answer");
+    cuda_mem::base::on_drop_failure(|_| {});
+    let (object, outcome) = told?;
+    outcome.with_context(|| format!("in the hook of a {object}"))?;
+    acting
+        .join()
+        .map_err(|_| anyhow!("the thread panicked"))??;
+    Ok(())
+}
+
 #[apply(case)]
 fn the_hook_may_use_the_pool_whose_threshold_is_put_back(env: &Environment) -> Result<()> {
     use cuda_mem::ReleaseThreshold::{Bytes, Never};
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let (pool, control) = (env.pool()?, env.control()?);
+    let pool = env.pool()?;
     let raised = pool.raise_release_threshold(Never)?;
-    let ((tell, told), called) = (channel(), pool.clone());
-    let tell = Mutex::new(tell);
-    cuda_mem::base::on_drop_failure(move |failure| {
-        let raised = called.raise_release_threshold(Bytes(1000)).map(drop);
-        let tell = tell.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = tell.send((failure.object, raised));
-    });
-    control.fail(
-        "cuThreadExchangeStreamCaptureMode",
-        2,
-        CUresult::CUDA_ERROR_UNKNOWN,
-    );
-    let dropping = thread::spawn(move || drop(raised));
-    let told = told.recv_timeout(PATIENCE).context("no answer");
-    cuda_mem::base::on_drop_failure(|_| {});
-    let (object, raised) = told?;
-    raised.with_context(|| format!("in the hook of a {object}"))?;
-    dropping.join().map_err(|_| anyhow!("the thread panicked"))
+    fail_to_put_mode_back(
+        env,
+        1,
+        || {
+            drop(raised);
+            Ok(())
+        },
+        move || pool.raise_release_threshold(Bytes(1000)).map(drop),
+    )
+}
+
+#[apply(case)]
+fn the_hook_may_use_the_pool_whose_threshold_is_set(env: &Environment) -> Result<()> {
+    use cuda_mem::ReleaseThreshold::{Bytes, Never};
+    let pool = env.pool()?;
+    let called = pool.clone();
+    let mut outcome = Ok(());
+    // Only then are calls on pools made in a mode that disturbs no capture.
+    env.stream()?.capture(CaptureMode::Relaxed, |_| {
+        outcome = fail_to_put_mode_back(
+            env,
+            1,
+            move || pool.set_release_threshold(Never),
+            move || called.raise_release_threshold(Bytes(1000)).map(drop),
+        );
+        Ok(())
+    })?;
+    outcome
+}
+
+/// Pools of this kind are not kept for others, and two do not end at once.
+#[apply(case)]
+fn the_hook_may_end_a_pool_where_another_one_ends(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let build = move || {
+        MemoryPool::builder(&device)
+            .handle_types(handles::KIND)
+            .build()
+    };
+    let control = env.control()?;
+    let pool = build()?;
+    control.reset();
+    pool.close()?;
+    let times = control.calls(EXCHANGE) / 2;
+    ensure!(times > 1, "{times} times");
+    for nth in 1..=times {
+        let pool = build()?;
+        fail_to_put_mode_back(
+            env,
+            nth,
+            move || Ok(pool.close()?),
+            move || Ok(build()?.close()?),
+        )
+        .with_context(|| format!("time {nth}"))?;
+    }
+    Ok(())
 }

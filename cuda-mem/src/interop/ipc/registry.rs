@@ -13,7 +13,6 @@ use std::sync::{Mutex, PoisonError};
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::report::DeferHook;
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::memory::pool;
@@ -70,8 +69,7 @@ struct Pointer {
 /// Runs calls on shared imports one at a time, and never while a pool is destroyed: together they crashed a driver
 /// (R28).
 fn alone<T>(work: impl FnOnce(&mut Vec<Entry>) -> Result<T>) -> Result<T> {
-    // The hook may import.
-    let _waits = DeferHook::enter();
+    // While it is held the hook waits, which may import.
     let _ends = pool::no_pool_ends()?;
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     work(&mut pools)

@@ -9,7 +9,7 @@ use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemPool_attribute, C
 use super::pending_destroy::{self, PendingDestroy};
 use super::{Inner, MemoryPool, Pool};
 use crate::base::error::{Error, Result};
-use crate::base::report::DeferHook;
+use crate::base::report::HookDeferringGuard;
 use crate::driver::device::Device;
 use crate::driver::location::{AllocationType, Location};
 use crate::driver::raw;
@@ -217,10 +217,8 @@ impl Pool {
             return Ok(());
         }
         self.require_own_access()?;
-        // The hook may ask for access.
-        let _waits = DeferHook::enter();
         // Held over the call, so that the record matches the driver's last change.
-        let mut granted = self.0.granted.lock()?;
+        let mut granted = self.granted()?;
         let mut is_taken = false;
         for (device, wanted) in access {
             if *wanted == Access::None && self.access(device)? != Access::None {
@@ -321,6 +319,11 @@ impl Pool {
         Ok(())
     }
 
+    /// The hook may ask for access.
+    fn granted(&self) -> Result<HookDeferringGuard<'_, Vec<Device>>> {
+        self.0.granted.lock().map(HookDeferringGuard::new)
+    }
+
     /// Whether `device` can access the memory: one load, if it is known.
     #[inline]
     pub(crate) fn reaches(&self, device: Device) -> bool {
@@ -348,7 +351,7 @@ impl Pool {
     fn ask_reach(&self, device: Device) -> Result<()> {
         self.require_healthy()?;
         // Held over the query, so that no thread revokes the access before it is recorded.
-        let _granted = self.0.granted.lock()?;
+        let _granted = self.granted()?;
         if self.access(&device)? == Access::ReadWrite {
             // Other code has granted it.
             self.0.reach.fetch_or(bit(device), Ordering::SeqCst);

@@ -1,13 +1,14 @@
 //! The state of a pool's sharing with other processes.
 
+use std::sync::RwLockWriteGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{MutexGuard, RwLockWriteGuard};
 
 use cuda_driver_sys::CUmemoryPool;
 
 use super::MemoryPool;
 use crate::base::error::{Error, Result};
 use crate::base::lock::Lock;
+use crate::base::report::HookDeferringGuard;
 use crate::driver::Driver;
 use crate::driver::device::HandleTypes;
 use crate::driver::raw;
@@ -36,15 +37,24 @@ impl Default for Sharing {
 static ENDS: Lock<()> = Lock::new(());
 
 /// While the returned guard lives, no pool is destroyed.
-pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
-    ENDS.lock()
+pub(crate) fn no_pool_ends() -> Result<HookDeferringGuard<'static, ()>> {
+    ENDS.lock().map(HookDeferringGuard::new)
+}
+
+/// See [`alone`]. The hook waits for both locks.
+pub(super) struct Alone {
+    _no_waits: RwLockWriteGuard<'static, ()>,
+    _no_ends: HookDeferringGuard<'static, ()>,
 }
 
 /// Blocks sharing between processes and waits of this crate. `None` if a thread is waiting now.
-pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
+pub(super) fn alone() -> Result<Option<Alone>> {
     // The lock order of `ipc::registry`. The second lock blocks every wait of this crate, so it is taken last.
-    let ends = no_pool_ends()?;
-    Ok(waits::exclude()?.map(|exclusion| (ends, exclusion)))
+    let no_ends = no_pool_ends()?;
+    Ok(waits::exclude()?.map(|no_waits| Alone {
+        _no_waits: no_waits,
+        _no_ends: no_ends,
+    }))
 }
 
 /// For pools that no stream has used, or if it is known that no thread is waiting (R178).

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::MutexGuard;
 
 use super::{Pool, ReleaseThreshold};
 use crate::base::error::Result;
-use crate::base::report::{self, DeferHook};
+use crate::base::report::{self, HookDeferringGuard};
 use crate::stream::recording;
 
 /// The thresholds requested by scopes, and the one in effect without them.
@@ -103,8 +102,9 @@ impl Pool {
         })
     }
 
-    fn scopes(&self) -> Result<MutexGuard<'_, Scopes>> {
-        self.0.scopes.lock()
+    /// The hook may change the threshold.
+    fn scopes(&self) -> Result<HookDeferringGuard<'_, Scopes>> {
+        self.0.scopes.lock().map(HookDeferringGuard::new)
     }
 }
 
@@ -118,8 +118,6 @@ pub struct RaisedThreshold {
 impl Drop for RaisedThreshold {
     fn drop(&mut self) {
         report::release("raised threshold", || {
-            // The hook may want the scopes.
-            let _waits = DeferHook::enter();
             let mut scopes = self.pool.scopes()?;
             scopes.remove(self.bytes);
             // If this fails, the base is kept for the next scope.
