@@ -116,7 +116,7 @@ struct Ordered {
     context: Context,
     /// Since when nothing uses it that the stream did not have then.
     since: u64,
-    /// The last query of the stream failed.
+    /// The last try failed before anything was released.
     has_failed: bool,
 }
 
@@ -137,7 +137,7 @@ impl Ordered {
         Outcome::GivenUp(error)
     }
 
-    /// The stream gives no answer. That is reported once. A context that is lost never gives one.
+    /// The stream gives no answer, or cannot be waited for. That is reported once. A context that is lost never gives one.
     fn no_answer(&mut self, error: Error) -> Outcome {
         if !std::mem::replace(&mut self.has_failed, true) {
             return Outcome::Again(error);
@@ -180,11 +180,10 @@ impl Ordered {
         }
         if self.object.waits_for_stream() {
             match stream.is_done_unless_captured() {
-                Ok(is_done) => {
+                Ok(true) => {}
+                Ok(false) => {
                     self.has_failed = false;
-                    if !is_done {
-                        return Outcome::NotYet;
-                    }
+                    return Outcome::NotYet;
                 }
                 Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
                 Err(error) => return self.no_answer(error),
