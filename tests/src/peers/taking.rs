@@ -170,12 +170,15 @@ fn a_pool_that_cannot_be_closed_is_open_to_its_peers_as_before(env: &Environment
     control.fail_without_effect("cuMemPoolSetAccess", 2, CUresult::CUDA_ERROR_NOT_PERMITTED);
     let pool = fail_to_close(pool)?;
     ensure!(pool.access(&devices[1])? == Access::None);
-    let refused = use_there(&pool);
-    ensure!(
-        refused
-            .is_err_and(|error| error.kind() == ErrorKind::InvalidValue && error.code().is_none()),
-        "the other device has lost access"
-    );
+    let refused = [
+        use_there(&pool).err(),
+        pool.alloc::<u8>(&streams[1], 100).err(),
+    ];
+    for error in refused {
+        let error = error.context("the other device has lost access")?;
+        let is_ours = error.kind() == ErrorKind::InvalidValue && error.code().is_none();
+        ensure!(is_ours, "{error}");
+    }
     streams[0].synchronize()?;
     pool.set_access([(devices[1], Access::ReadWrite)])?;
     ensure!(use_there(&pool)? == [7; 100]);
@@ -199,5 +202,14 @@ fn access_that_may_have_been_given_is_taken_back_at_the_end(env: &Environment) -
     ensure!(calls == 2, "{calls} calls: nothing is taken back");
     let pool = builder().build()?;
     ensure!(pool.access(&devices[1])? == Access::None);
+    // Its own device keeps it, or the driver would refuse.
+    control.reset();
+    control.fail("cuMemPoolSetAccess", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let both = devices[..2].iter();
+    let set = pool.set_access(both.map(|device| (*device, Access::ReadWrite)));
+    ensure!(set.is_err(), "the failure was lost");
+    pool.close()?;
+    let calls = control.calls("cuMemPoolSetAccess");
+    ensure!(calls == 2, "{calls} calls: nothing is taken back");
     Ok(())
 }
