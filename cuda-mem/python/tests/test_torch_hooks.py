@@ -791,5 +791,25 @@ assert stats().allocated == 0, stats().allocated
             )
             self.assertIn("captured", told, made)
 
+    def test_segments_freed_in_a_capture_come_back_after_it(self):
+        for made in ("cuda_mem.Pool()", "cuda_mem.Arena()"):
+            told = run(
+                f"""
+                driver = driver_with_context()
+                below = {made}
+                resource, stream = cuda_mem.Limit(below, 64 * MIB), new_stream(driver)
+                alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
+                check(lib.cudamem_torch_segments(resource.handle, ctypes.byref(alloc), ctypes.byref(free)))
+                alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(alloc.value)
+                free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(free.value)
+                block = alloc(48 * MIB, 0, stream)
+                begin_capture(driver, stream)
+                free(block, 48 * MIB, 0, stream)
+                end_capture(driver, stream)
+                assert alloc(48 * MIB, 0, stream), "it is lost"
+                """
+            )
+            self.assertNotIn("cuda-mem:", told, made)
+
 if __name__ == "__main__":
     unittest.main()

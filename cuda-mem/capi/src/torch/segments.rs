@@ -1,8 +1,9 @@
 //! Functions that serve the segments of a `torch.cuda.MemPool`: one pair for each resource, because PyTorch passes no
 //! argument of the user.
 
+use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cuda_mem::sys::CUstream_st;
 use cuda_mem::{Error, ErrorKind, MemoryResource as _, Stream};
@@ -62,6 +63,42 @@ fn refuse_captured(stream: &Stream) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Capturing, text))
 }
 
+/// A segment that PyTorch has given up.
+struct Segment {
+    resource: usize,
+    address: u64,
+    layout: Layout,
+    stream: Stream,
+}
+
+/// Segments whose stream was captured when they were given up. The next call of any of these functions tries them again.
+static PARKED: Mutex<Vec<Segment>> = Mutex::new(Vec::new());
+
+impl Segment {
+    fn free(self) -> Result<(), Error> {
+        // SAFETY: PyTorch has given it up, and frees a segment in the stream that it was allocated for.
+        let freed = resource(self.resource)
+            .and_then(|it| unsafe { it.deallocate(self.address, self.layout, &self.stream) });
+        match freed {
+            Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
+                let mut parked = PARKED.lock().unwrap_or_else(PoisonError::into_inner);
+                parked.push(self);
+                Ok(())
+            }
+            freed => freed,
+        }
+    }
+}
+
+fn free_parked() {
+    let parked = std::mem::take(&mut *PARKED.lock().unwrap_or_else(PoisonError::into_inner));
+    for segment in parked {
+        if let Err(error) = segment.free() {
+            super::tell("free of a segment", &error);
+        }
+    }
+}
+
 /// # Safety
 ///
 /// As for `cudamem_torch_alloc`.
@@ -75,6 +112,7 @@ unsafe extern "C" fn alloc<const N: usize>(
     hook("allocation of a segment", || {
         let bytes = usize::try_from(bytes)
             .map_err(|_| invalid(format!("a segment of {bytes} bytes was requested")))?;
+        free_parked();
         let layout = layout(bytes, 0)?;
         let allocate = |stream: &Stream| {
             refuse_captured(stream)?;
@@ -101,11 +139,15 @@ unsafe extern "C" fn free<const N: usize>(
             .map_err(|_| invalid(format!("a segment of {bytes} bytes is to be freed")))?;
         let layout = layout(bytes, 0)?;
         let address = pointer.expose_provenance() as u64;
-        let free = |stream: &Stream| {
-            // SAFETY: promised by the caller, in the words of the section above.
-            unsafe { resource(N)?.deallocate(address, layout, stream) }
+        free_parked();
+        // SAFETY: promised by the caller, in the words of the section above.
+        let stream = unsafe { with_stream(device, stream.cast(), |stream| Ok(stream.clone())) }?;
+        let segment = Segment {
+            resource: N,
+            address,
+            layout,
+            stream,
         };
-        // SAFETY: as above.
-        unsafe { with_stream(device, stream.cast(), free) }
+        segment.free()
     });
 }
