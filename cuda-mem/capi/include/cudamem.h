@@ -637,7 +637,8 @@ const char *cudamem_status_name(int status);
  on the stream if a resource checks streams; other memory may be deallocated on another stream later. Default streams,
  and streams that this library has not seen, are ignored.
 
- CUDAMEM_STATUS_INVALID_VALUE for a negative device.
+ CUDAMEM_STATUS_INVALID_VALUE for a negative device; CUDAMEM_STATUS_CAPTURING if a segment of PyTorch was freed in a
+ capture of the stream that has not ended: the stream is not forgotten then.
 
  The caller guarantees: device is the one that the stream was used with; no other thread uses the stream during this call.
  */
@@ -707,7 +708,7 @@ void cudamem_torch_free(void *pointer, ptrdiff_t bytes, int device, struct CUstr
 /*
  PyTorch's record_stream: the free of this block will also be after what is then in stream. Other memory is ignored.
 
- The caller guarantees: The stream lives until the block is freed.
+ The caller guarantees: The stream lives until the block is freed, and if that is in a capture until the capture has ended.
  */
 void cudamem_torch_record_stream(void *pointer, struct CUstream_st *stream);
 

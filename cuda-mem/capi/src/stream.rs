@@ -16,6 +16,7 @@ use cuda_mem::sys::{
 use cuda_mem::{Driver, Error, ErrorKind, Stream};
 
 use crate::status::{Status, answer, invalid};
+use crate::torch::leave_stream;
 
 /// A device's ordinal, and a handle.
 type Key = (c_int, usize);
@@ -207,7 +208,8 @@ pub(crate) fn ordinal(device: c_int) -> Result<usize, Error> {
 /// on the stream if a resource checks streams; other memory may be deallocated on another stream later. Default streams,
 /// and streams that this library has not seen, are ignored.
 ///
-/// CUDAMEM_STATUS_INVALID_VALUE for a negative device.
+/// CUDAMEM_STATUS_INVALID_VALUE for a negative device; CUDAMEM_STATUS_CAPTURING if a segment of PyTorch was freed in a
+/// capture of the stream that has not ended: the stream is not forgotten then.
 ///
 /// # Safety
 ///
@@ -221,6 +223,7 @@ pub unsafe extern "C" fn cudamem_stream_detach(device: c_int, stream: *mut CUstr
         if is_default(raw) {
             return Ok(());
         }
+        leave_stream(device, raw)?;
         let known = {
             let mut streams = STREAMS.write().unwrap_or_else(PoisonError::into_inner);
             let known = streams.remove(&(device, raw.addr()));

@@ -34,6 +34,7 @@ use crate::stream::refuse_in_fork;
 use captures::PoolId;
 use config::Source;
 use memory::Memory;
+pub(crate) use segments::leave_stream;
 
 /// What PyTorch has of a device's memory, in bytes unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
@@ -240,7 +241,7 @@ pub unsafe extern "C" fn cudamem_torch_free(
 ///
 /// # Safety
 ///
-/// The stream lives until the block is freed.
+/// The stream lives until the block is freed, and if that is in a capture until the capture has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudamem_torch_record_stream(
     pointer: *mut c_void,

@@ -279,6 +279,32 @@ class Devices(unittest.TestCase):
             """
         )
 
+    def test_a_stream_is_not_forgotten_while_a_block_waits_for_its_capture(self):
+        run(
+            """
+            import cuda.core, cuda_mem, cuda_mem.core, ctypes, os
+            pool = cuda_mem.Pool(0)
+            memory = cuda_mem.core.MemoryResource(pool)
+            driver = ctypes.CDLL(os.environ["CUDA_DRIVER_SYS_LIBRARY"])
+            handle, graph, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+            assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+            buffer = memory.allocate(1000, stream=cuda.core.Stream.from_handle(handle.value))
+            assert driver.cuStreamBeginCapture_v2(handle, 0) == 0
+            buffer.close()
+            try:
+                cuda_mem.detach(0, handle.value)
+                raise SystemExit("forgotten, and the block will be freed on it")
+            except cuda_mem.Error as error:
+                assert error.status == 11 and error.had_no_effect, error
+            assert driver.cuStreamEndCapture(handle, ctypes.byref(graph)) == 0
+            cuda_mem.detach(0, handle.value)
+            assert not pool._parked and pool.stats().used == 0, pool.stats()
+            assert driver.cuStreamDestroy_v2(handle) == 0
+            """
+        )
+
     def test_a_free_of_cuda_core_on_a_wrong_stream_is_an_error(self):
         run(
             """

@@ -811,5 +811,28 @@ assert stats().allocated == 0, stats().allocated
             )
             self.assertNotIn("cuda-mem:", told, made)
 
+    def test_a_stream_is_not_forgotten_while_a_segment_waits_for_its_capture(self):
+        run(
+            """
+            driver = driver_with_context()
+            pool, stream = cuda_mem.Pool(), new_stream(driver)
+            alloc, free = ctypes.c_void_p(), ctypes.c_void_p()
+            check(lib.cudamem_torch_segments(pool.handle, ctypes.byref(alloc), ctypes.byref(free)))
+            alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(alloc.value)
+            free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(free.value)
+            block = alloc(2 * MIB, 0, stream)
+            begin_capture(driver, stream)
+            free(block, 2 * MIB, 0, stream)
+            try:
+                cuda_mem.detach(0, stream.value)
+                raise SystemExit("forgotten, and the segment will be freed on it")
+            except cuda_mem.Error as error:
+                assert error.status == 11, error
+            end_capture(driver, stream)
+            cuda_mem.detach(0, stream.value)
+            assert pool.stats().used == 0, pool.stats()
+            """
+        )
+
 if __name__ == "__main__":
     unittest.main()

@@ -254,9 +254,10 @@ impl Memory {
         if is_default(stream) {
             return Ok(self.number);
         }
-        let known = known_device(stream);
         // SAFETY: promised by the caller, and no default stream.
-        let found = known.or_else(|| unsafe { queries::device_of(stream) });
+        let told = unsafe { queries::device_of(stream) };
+        // Another stream may have had the handle before.
+        let found = told.or_else(|| known_device(stream));
         found.ok_or_else(|| {
             invalid(format!(
                 "the driver does not say of which device the recorded stream {stream:p} is"

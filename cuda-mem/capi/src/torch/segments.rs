@@ -3,9 +3,9 @@
 
 use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_mem::sys::CUstream_st;
+use cuda_mem::sys::{CUstream, CUstream_st};
 use cuda_mem::{Error, ErrorKind, MemoryResource as _, Stream};
 
 use super::{hook, queries};
@@ -71,7 +71,8 @@ struct Segment {
     stream: Stream,
 }
 
-/// Segments whose stream was captured when they were given up. The next call of any of these functions tries them again.
+/// Segments whose stream was captured when they were given up. The next call of any of these functions tries them again,
+/// and so does the end of the stream.
 static PARKED: Mutex<Vec<Segment>> = Mutex::new(Vec::new());
 
 impl Segment {
@@ -81,8 +82,7 @@ impl Segment {
             .and_then(|it| unsafe { it.deallocate(self.address, self.layout, &self.stream) });
         match freed {
             Err(error) if error.kind() == ErrorKind::Capturing && error.had_no_effect() => {
-                let mut parked = PARKED.lock().unwrap_or_else(PoisonError::into_inner);
-                parked.push(self);
+                parked().push(self);
                 Ok(())
             }
             freed => freed,
@@ -90,13 +90,32 @@ impl Segment {
     }
 }
 
+fn parked() -> MutexGuard<'static, Vec<Segment>> {
+    PARKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn free_parked() {
-    let parked = std::mem::take(&mut *PARKED.lock().unwrap_or_else(PoisonError::into_inner));
+    let parked = std::mem::take(&mut *parked());
     for segment in parked {
         if let Err(error) = segment.free() {
             super::tell("free of a segment", &error);
         }
     }
+}
+
+/// For a stream that is about to end. An error if it is still captured, and a segment waits for the end of that.
+pub(crate) fn leave_stream(device: c_int, raw: CUstream) -> Result<(), Error> {
+    free_parked();
+    let waits = parked().iter().any(|segment| {
+        let of = &segment.stream;
+        of.as_raw() == raw && c_int::try_from(of.device().ordinal()) == Ok(device)
+    });
+    if !waits {
+        return Ok(());
+    }
+    let text = "a segment was freed while the stream was captured into a graph, and waits for the end of the capture; detach \
+                the stream after that";
+    Err(Error::new(ErrorKind::Capturing, text))
 }
 
 /// # Safety

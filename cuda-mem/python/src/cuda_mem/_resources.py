@@ -16,7 +16,7 @@ from typing import Any
 from . import _library as c
 from ._errors import CAPTURING, FORKED, Error, check
 from ._recorder import Recorder
-from ._streams import LEGACY, PER_THREAD, handle_for, keep, this_thread
+from ._streams import LEGACY, PER_THREAD, handle_for, keep, parking, this_thread
 
 _LARGEST = 2**64 - 1
 
@@ -187,6 +187,7 @@ class Resource:
             if error.status != CAPTURING or not error.had_no_effect:
                 raise
             self._parked.append((address, size, stream, owner, thread, fence))
+            parking.add(self)
 
     def _free_parked(self) -> None:
         errors: list[Error] = []
@@ -203,6 +204,19 @@ class Resource:
         # It does not concern the caller. After all blocks, because the program may have made warnings errors.
         for error in errors:
             warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=3)
+
+    def _leave_stream(self, device: int, stream: int) -> None:
+        """For a stream that is about to be forgotten. Raises an error if a block still waits for the end of its capture."""
+        if device != self._device or stream <= PER_THREAD:
+            return
+        self._free_parked()
+        if any(block[2] == stream for block in self._parked):
+            error = Error(
+                f"the stream {stream:#x} is captured, and a block that was freed meanwhile waits for the end of the capture; "
+                "detach it after that"
+            )
+            error.status, error.driver_code, error.had_no_effect = CAPTURING, 0, True
+            raise error
 
     def trim(self, keep: int = 0) -> None:
         """Gives unused memory back to the device, down to `keep` bytes if possible. Does not wait."""

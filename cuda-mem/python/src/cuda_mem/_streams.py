@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from . import _library as c
@@ -98,13 +99,21 @@ def _device_of(stream: Any, handle: int) -> int | None:
     return None
 
 
+parking: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Resources that may have blocks whose streams were captured when they were freed."""
+
+
 def detach(device: int, stream: Any) -> None:
     """Forgets a stream that is about to be closed: resources give up the memory that they remember for it, and its object is
     kept no more. Call it before you close the stream, once what was allocated on it is freed and while no other thread uses
     it: another stream may get the same handle, and would be given memory that work of this one still uses.
 
     `device` is the number of the stream's device. Default streams, and streams that were not used here, are ignored.
+
+    Raises an `Error` while the stream is captured and memory that was freed meanwhile waits for the end of the capture.
     """
     handle = handle_of(stream)
+    for resource in list(parking):
+        resource._leave_stream(device, handle)
     check(c.library.cudamem_stream_detach(device, handle))
     _kept.pop((device, handle), None)
