@@ -147,8 +147,10 @@ impl ExternalCapturePool {
         self.require_usable(stream)?;
         let mut state = self.state.lock()?;
         let heap = state.heaps.get_mut(&key(stream));
-        let freed = heap.and_then(|heap| heap.free(address / UNIT, LastUse::FREE));
-        freed.map(drop).ok_or_else(|| {
+        let freed = heap.and_then(|heap| heap.free(address / UNIT, LastUse::FREE).map(drop));
+        // The text may come from a resource of the program.
+        drop(state);
+        freed.ok_or_else(|| {
             Error::invalid(format!(
                 "{address:#x} is no block that a capture pool of {:?} allocated on {stream}",
                 self.arena

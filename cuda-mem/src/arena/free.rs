@@ -248,7 +248,7 @@ impl Inner {
     /// gets it.
     #[cold]
     pub(super) fn report_unknown(&self, unknown: UnknownBlock) {
-        report::failed("arena", &self.unknown(unknown));
+        report::release("arena", || Err(self.unknown(unknown)));
     }
 
     /// As [`report_unknown`](Self::report_unknown), for blocks that the slow path found. No lock may be held.

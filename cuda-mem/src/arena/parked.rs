@@ -86,8 +86,11 @@ impl Inner {
         }
         let epoch = epoch::now();
         let mut state = self.slow_state();
-        self.note_free(start)
-            .map_err(|unknown| self.unknown(unknown))?;
+        if let Err(unknown) = self.note_free(start) {
+            // The text may come from a resource of the program.
+            drop(state);
+            return Err(self.unknown(unknown));
+        }
         for other in &others {
             // Later work on that stream then does not delay this block. If no event can be recorded now, the next query
             // or wait records one.

@@ -113,7 +113,7 @@ impl Drop for Inner {
         if stats.live_blocks > 0 {
             // Blocks are in use though no handle is left. Their memory stays.
             let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
-            report::failed("arena", &Error::still_allocated(blocks, stats.live));
+            report::release("arena", || Err(Error::still_allocated(blocks, stats.live)));
             return;
         }
         let ended = EndedArena {
@@ -122,8 +122,6 @@ impl Drop for Inner {
             epoch: ended,
             has_failed: false,
         };
-        if let Err(error) = deferred::release_or_defer(Box::new(ended)) {
-            report::failed("arena", &error);
-        }
+        report::release("arena", || deferred::release_or_defer(Box::new(ended)));
     }
 }

@@ -9,7 +9,7 @@ use super::slow_path::{SlowState, count};
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::report;
+use crate::base::report::{self, DeferHook};
 use crate::base::telemetry::{event, span};
 use crate::driver::device::Device;
 use crate::memory::reclaim::Reclaim;
@@ -87,6 +87,10 @@ impl Reclaim for Inner {
         }
         // A resource of the program may want a lock that this thread holds, in its call of another resource.
         if self.backing.may_call_program() && ResourceCall::is_running() {
+            return false;
+        }
+        // What the device is busy with may need a thread that wants one of the locks.
+        if self.backing.waits_to_free() && DeferHook::is_any() {
             return false;
         }
         // Another thread is growing or trimming, or this arena itself is out of memory.

@@ -140,6 +140,13 @@ impl DeferHook {
     }
 }
 
+impl DeferHook {
+    /// Whether this thread has any such lock.
+    pub(crate) fn is_any() -> bool {
+        LOCKS.get() > 0
+    }
+}
+
 impl Drop for DeferHook {
     fn drop(&mut self) {
         let left = LOCKS.get() - 1;

@@ -7,6 +7,7 @@ use cuda_driver_sys::CUdevice_attribute;
 
 use crate::base::error::{Error, Result};
 use crate::base::lock::SharedLock;
+use crate::base::report::DeferHook;
 use crate::driver::capabilities::{Capability, Reason, Support};
 use crate::driver::device::Device;
 use crate::memory::pool::MemoryPool;
@@ -185,6 +186,7 @@ impl Device {
         // Not under the lock: whatever the trial drops, and the failure hook, may call back into this module. If
         // two threads try at the same time, the second one's pool is dropped.
         let (strategy, pool) = choose(*self)?;
+        let _waits = DeferHook::enter();
         let mut choices = CHOICES.write()?;
         if let Some(known) = find(&choices) {
             drop(choices);

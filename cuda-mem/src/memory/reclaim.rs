@@ -10,7 +10,7 @@ use crate::stream::Stream;
 /// A holder of device memory that it may not need.
 pub(crate) trait Reclaim: Send + Sync {
     /// Releases memory of this device that is free and whose work is done, unless another thread is using this
-    /// holder. Returns whether it released anything. Never waits: the caller may hold locks of another resource.
+    /// holder. Returns whether it released anything. Does not wait while the thread has locks of another resource.
     fn reclaim(&self, device: Device) -> bool;
 }
 

@@ -2,14 +2,17 @@
 
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::mapped::MappedMemory;
 use cuda_mem::memory::{DirectResource, MemoryProperties, StatisticsAdaptor};
 use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
+use crate::hold::hold;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -127,6 +130,34 @@ fn others_get_what_an_arena_over_an_adaptor_does_not_use(env: &Environment) -> R
     drop(direct.alloc::<u8>(&other, asked)?);
     let stats = arena.stats();
     ensure!(stats.reserved < 2 * GIB, "{stats}");
+    drop(kept);
+    Ok(())
+}
+
+/// What the device does may need the other thread.
+#[apply(case_of_full_card)]
+fn an_arena_serves_others_while_a_request_waits_for_the_device(env: &Environment) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let (device, stream, busy) = (env.device()?, env.stream()?, env.stream()?);
+    let below = Arena::over(DirectResource::new(device));
+    let most = stream.context().memory_info()?.free / GIB * GIB;
+    let kept = fill(&below, &stream, most - 4 * GIB)?;
+    let asked = usize::try_from(most - 8 * GIB)?;
+    let growing = Resource::from(Arena::builder(&device).build()?);
+    let held = hold(&busy)?;
+    let ask = |bytes| {
+        let (growing, stream) = (growing.clone(), stream.clone());
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(growing.alloc::<u8>(&stream, bytes)));
+        told
+    };
+    let large = ask(asked);
+    let early = large.recv_timeout(Duration::from_millis(200));
+    let small = ask(64 << 20).recv_timeout(PATIENCE);
+    drop(held);
+    ensure!(early.is_err(), "it had memory at once");
+    small.context("it waits, too")??;
+    large.recv_timeout(PATIENCE)??;
     drop(kept);
     Ok(())
 }

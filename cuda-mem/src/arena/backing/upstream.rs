@@ -80,9 +80,10 @@ impl Upstream {
         if let Some(own) = &self.state().own {
             return Ok(own.clone());
         }
-        // Not under the lock. If two threads create a stream, one of the two is dropped.
+        // Not under the lock. If two threads create a stream, one of the two is dropped, not under the lock either.
         let own = stream.context().stream()?;
-        Ok(self.state().own.get_or_insert(own).clone())
+        let mut state = self.state();
+        Ok(state.own.get_or_insert_with(|| own.clone()).clone())
     }
 
     /// Whether a block of the resource begins here.
@@ -227,8 +228,9 @@ impl Upstream {
             self.drop_unneeded_stream();
         } else {
             let mut state = self.state();
-            // Another thread whose growth failed may have found no block meanwhile, and taken the stream.
-            state.own.get_or_insert(own);
+            // Another thread whose growth failed may have found no block meanwhile, and taken the stream. If yet another one
+            // was made, this one is dropped after the guard.
+            state.own.get_or_insert_with(|| own.clone());
             state.chunks.insert(chunk.address, chunk.bytes);
             state.blocks.insert(chunk.address, (address, layout));
         }

@@ -11,7 +11,7 @@ use super::physical::PhysicalMemory;
 use super::whole;
 use crate::base::error::{Bytes, Error, Result, took_effect};
 use crate::base::lock::Lock;
-use crate::base::report;
+use crate::base::report::{self, HookDeferringGuard};
 use crate::driver::Driver;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
@@ -176,7 +176,8 @@ impl AddressRange {
     #[doc(alias = "cuMemMap")]
     #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
-        let mut mapped = self.0.mapped.lock()?;
+        // The hook may map and unmap.
+        let mut mapped = self.0.mapped.lock().map(HookDeferringGuard::new)?;
         memory.require_driver(self.0.driver)?;
         let bytes = memory.size_bytes();
         self.check(&mapped, offset, bytes)?;
@@ -228,7 +229,8 @@ impl AddressRange {
     ///
     /// It must be one whole mapping that nothing uses any more.
     pub(super) unsafe fn unmap(&self, offset: u64) -> Result<()> {
-        let mut mapped = self.0.mapped.lock()?;
+        // The hook may map and unmap.
+        let mut mapped = self.0.mapped.lock().map(HookDeferringGuard::new)?;
         let Some(bytes) = mapped.get(&offset).copied() else {
             return Ok(());
         };

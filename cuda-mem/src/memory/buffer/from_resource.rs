@@ -17,6 +17,7 @@ use crate::base::lock::Lock;
 use crate::base::origin;
 use crate::base::report;
 use crate::ledger;
+use crate::memory::reclaim;
 use crate::memory::resource::{RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
 use crate::stream::deferred::{self, After, AgainCall, ResourceCall};
@@ -95,13 +96,15 @@ impl Resource {
         self.inner.allocate(layout, stream)
     }
 
-    /// In the call, nothing could be released: neither what its remedies waited for, nor what callbacks dropped. So the
-    /// request is made again as long as something is released after it, without further waits for other threads.
+    /// In the call, nothing could be released: neither what its remedies waited for, nor what callbacks dropped, nor memory
+    /// whose free waits for the device. So the request is made again as long as something is released after it, without
+    /// further waits for other threads.
     #[cold]
     #[track_caller]
     fn ask_again(&self, stream: &Stream, layout: Layout, error: Error) -> Result<CUdeviceptr> {
         for _ in 0..REPEATS {
-            if !deferred::make_room() {
+            let is_released = deferred::make_room();
+            if !reclaim::helps(&error, self.device, stream, layout.size()) && !is_released {
                 break;
             }
             let _again = AgainCall::enter();

@@ -5,6 +5,7 @@ use cuda_driver_sys::{CUdevice_attribute, CudaVersion};
 use super::{PoolBuilder, sharing};
 use crate::base::error::Result;
 use crate::base::lock::Lock;
+use crate::base::report::HookDeferringGuard;
 use crate::driver::Driver;
 use crate::driver::capabilities::{Capability, Reason, Support};
 use crate::driver::device::HandleTypes;
@@ -112,7 +113,7 @@ impl PoolBuilder {
             hw_decompress: self.hw_decompress,
         };
         // Held over the trial, so that there is only one.
-        let mut answers = ANSWERS.lock()?;
+        let mut answers = ANSWERS.lock().map(HookDeferringGuard::new)?;
         let known = answers.iter().find(|(asked, _)| *asked == question);
         if let Some((_, answer)) = known {
             return Ok(*answer);
