@@ -381,7 +381,9 @@ impl Arena {
     ///
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers of the arena;
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream's device has no access
-    /// to the memory; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured: see
+    /// to the memory; [`NotSupported`](crate::ErrorKind::NotSupported) if the stream's context was handed in with
+    /// [`Driver::context_from_raw`](crate::Driver::context_from_raw);
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured: see
     /// [`capture_pool`](Self::capture_pool).
     #[inline]
     #[track_caller]
