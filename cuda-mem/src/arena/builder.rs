@@ -83,8 +83,10 @@ impl ArenaBuilder {
     ///
     /// With [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC) it is reused once the host sees that the first
     /// stream is done with it. With [`ALLOW_INTERNAL_DEPENDENCIES`](ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES) the
-    /// second stream may be made to wait for that instead of growing the arena. With neither, every stream keeps its
-    /// memory while it lives. An arena does not see which events the program waits for, so
+    /// second stream may be made to wait for that instead of growing the arena. With neither, another stream gets it
+    /// only once the program has seen that it is done, by [`Stream::synchronize`](crate::Stream::synchronize),
+    /// [`Stream::is_done`](crate::Stream::is_done) or [`Context::synchronize`](crate::Context::synchronize). An arena
+    /// does not see which events the program waits for, so
     /// [`FOLLOW_EVENT_DEPENDENCIES`](ReusePolicy::FOLLOW_EVENT_DEPENDENCIES) changes nothing.
     pub fn reuse(mut self, policy: ReusePolicy) -> Self {
         self.reuse = policy;
