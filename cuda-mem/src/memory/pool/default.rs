@@ -195,8 +195,8 @@ impl Device {
     }
 
     /// Makes `pool` the one that plain stream-ordered allocations of this device come from, including those of
-    /// other libraries. The device does not keep the pool alive: when the pool is destroyed, the device's default
-    /// pool is current again (R25).
+    /// other libraries. The device does not keep the pool alive: when the pool ends, the device's default pool is
+    /// current again (R25).
     ///
     /// # Errors
     ///
@@ -297,8 +297,8 @@ impl Driver {
         Ok(current_of(*self, raw, default))
     }
 
-    /// Makes `pool` the current one of its own location and type. This does not keep the pool alive: when it is
-    /// destroyed, the default is current again (R25). Needs CUDA 13.0; for devices and pinned memory use
+    /// Makes `pool` the current one of its own location and type. This does not keep the pool alive: when it ends, the
+    /// default is current again (R25). Needs CUDA 13.0; for devices and pinned memory use
     /// [`Device::set_current_pool`], which does not.
     ///
     /// # Errors

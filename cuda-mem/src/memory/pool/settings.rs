@@ -21,7 +21,7 @@ use crate::base::error::Bytes;
 #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReleaseThreshold {
-    /// Never release memory automatically; only trimming and destroying the pool do. The default in this crate,
+    /// Never release memory automatically; only trimming and the end of the pool do. The default in this crate,
     /// because releasing memory and mapping it again costs 50 times an allocation.
     #[default]
     Never,
