@@ -61,8 +61,8 @@ impl Launch {
 
 impl Function {
     /// Launches the kernel in the order of the stream. The host waits only for code that has to be
-    /// [loaded](Self::preload) first. Memory of other streams is bound to this one; each end costs as much as
-    /// [`Stream::wait_for`](crate::Stream::wait_for).
+    /// [loaded](Self::preload) first. Memory of other streams is bound to this one; the beginning costs as much as
+    /// [`Stream::wait_for`](crate::Stream::wait_for), the end two queries more.
     /// With zero blocks nothing is launched.
     ///
     /// # Safety

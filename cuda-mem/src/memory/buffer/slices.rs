@@ -89,8 +89,9 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// The buffer for use on `other`: all work submitted to `other` from now on waits for the work now in the buffer's
-    /// own stream, and when the result is dropped, the buffer's stream waits for `other`. The host never waits. Each
-    /// end costs as much as [`Stream::wait_for`]; nothing if `other` is the buffer's own stream.
+    /// own stream, and when the result is dropped, the buffer's stream waits for `other`. The host never waits. The
+    /// beginning costs as much as [`Stream::wait_for`], the end two queries more; nothing if `other` is the buffer's
+    /// own stream.
     ///
     /// If the result is leaked, its final wait fails, or another library captures one of the two streams then, the buffer
     /// waits before its next use instead, and before it is freed. Uses are [`Capturing`](crate::ErrorKind::Capturing) errors

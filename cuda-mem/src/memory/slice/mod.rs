@@ -97,7 +97,8 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The same memory, bound to `other`: work submitted to `other` from now on waits for the work now in the slice's
     /// stream, and once the result is dropped, the slice's stream waits for `other`. The host never waits. Memory may
     /// be bound to several streams for reading at a time, and read on its own stream too: readers do not wait for each
-    /// other. Each end costs as much as [`Stream::wait_for`]; nothing if `other` is the slice's stream.
+    /// other. The beginning costs as much as [`Stream::wait_for`], the end two queries more; nothing if `other` is the
+    /// slice's stream.
     ///
     /// If the result is leaked, or the last wait fails, the memory's next use waits instead.
     ///

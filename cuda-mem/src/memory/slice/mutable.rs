@@ -70,8 +70,9 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     }
 
     /// The same memory, bound to `other`: work submitted to `other` from now on waits for the work now in the slice's
-    /// stream, and once the result is dropped, the slice's stream waits for `other`. The host never waits. Each end
-    /// costs as much as [`Stream::wait_for`]; nothing if `other` is the slice's stream.
+    /// stream, and once the result is dropped, the slice's stream waits for `other`. The host never waits. The
+    /// beginning costs as much as [`Stream::wait_for`], the end two queries more; nothing if `other` is the slice's
+    /// stream.
     ///
     /// This takes the slice; to go on with it afterwards, bind [`as_mut_slice`](Self::as_mut_slice) instead.
     ///
