@@ -112,8 +112,8 @@ impl Drop for Inner {
         let stats = self.stats();
         if stats.live_blocks > 0 {
             // Blocks are in use though no handle is left. Their memory stays.
-            let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
-            report::release("arena", || Err(Error::still_allocated(blocks, stats.live)));
+            let left = Error::arena_blocks(stats.live_blocks, stats.live);
+            report::release("arena", || Err(left));
             return;
         }
         let ended = EndedArena {

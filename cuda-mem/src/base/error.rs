@@ -251,10 +251,6 @@ impl Error {
         Self::from(Cause::Capturing(text))
     }
 
-    pub(crate) fn still_allocated(blocks: usize, bytes: u64) -> Self {
-        Self::from(Cause::StillAllocated { blocks, bytes })
-    }
-
     pub(crate) fn memory_in_use() -> Self {
         Self::from(Cause::MemoryInUse)
     }
@@ -372,7 +368,7 @@ impl Error {
             Cause::Meant { kind, .. } | Cause::Told { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Capturing(_) => ErrorKind::Capturing,
-            Cause::StillAllocated { .. } => ErrorKind::StillAllocated,
+            Cause::StillAllocated { .. } | Cause::ArenaBlocks { .. } => ErrorKind::StillAllocated,
             Cause::Forked | Cause::NvmlForked => ErrorKind::Forked,
         }
     }

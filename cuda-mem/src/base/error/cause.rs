@@ -10,14 +10,14 @@ use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
 
 use super::kind::{advice, kind_of};
 use super::memory::{Bytes, OutOfMemory, Refusal};
-use super::{ErrorKind, gdr};
+use super::{Error, ErrorKind, gdr};
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Cause {
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
-    NotTried(super::Error),
+    NotTried(Error),
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
     #[error(transparent)]
@@ -144,6 +144,11 @@ pub(super) enum Cause {
         Bytes(*bytes)
     )]
     StillAllocated { blocks: usize, bytes: u64 },
+    #[error(
+        "the last handle of the arena is gone, and {blocks} blocks of {} are still allocated; their memory stays",
+        Bytes(*bytes)
+    )]
+    ArenaBlocks { blocks: u64, bytes: u64 },
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
@@ -156,6 +161,17 @@ pub(super) enum Cause {
          only in the parent, so start a new process (exec) instead"
     )]
     Forked,
+}
+
+/// Memory that has to be freed first.
+impl Error {
+    pub(crate) fn still_allocated(blocks: usize, bytes: u64) -> Self {
+        Self::from(Cause::StillAllocated { blocks, bytes })
+    }
+
+    pub(crate) fn arena_blocks(blocks: u64, bytes: u64) -> Self {
+        Self::from(Cause::ArenaBlocks { blocks, bytes })
+    }
 }
 
 /// What NCCL said last, or nothing. It keeps one text for the whole process, so that may be of another failure.

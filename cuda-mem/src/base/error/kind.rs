@@ -56,8 +56,8 @@ pub enum ErrorKind {
     System,
     /// A stream is being captured into a graph, and this operation is not possible meanwhile.
     Capturing,
-    /// Something must be freed first: memory left by the last launch of a graph, or what the
-    /// [`Ledger`](crate::ledger::Ledger) lists.
+    /// Something must be freed first: memory left by the last launch of a graph, blocks of an arena whose last handle
+    /// is gone, or what the [`Ledger`](crate::ledger::Ledger) lists.
     StillAllocated,
     /// Code cannot be loaded: it is for other devices or a newer driver, or it is not code at all.
     /// [`Error::jit_log`](crate::Error::jit_log) may say more.

@@ -46,6 +46,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::Meant { .. } => "Meant",
         Cause::Capturing(_) => "Capturing",
         Cause::StillAllocated { .. } => "StillAllocated",
+        Cause::ArenaBlocks { .. } => "ArenaBlocks",
         Cause::InUse { .. } => "InUse",
         Cause::MemoryInUse => "MemoryInUse",
         Cause::Forked => "Forked",
@@ -53,7 +54,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// The number of arms of `name`.
-const VARIANTS: usize = 35;
+const VARIANTS: usize = 36;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -165,6 +166,10 @@ fn samples() -> Vec<Error> {
         },
         Cause::Capturing(text()),
         Cause::StillAllocated {
+            blocks: 1,
+            bytes: 7,
+        },
+        Cause::ArenaBlocks {
             blocks: 1,
             bytes: 7,
         },
