@@ -123,7 +123,7 @@ impl ArenaBuilder {
 
     /// Bytes that the arena takes with its first allocation, if the device has them. The default is a few MiB. Up to
     /// there no stream is queried or made to wait: if they cover the live memory of every stream, an arena of many
-    /// streams makes no driver calls at all. They are one piece, which is released when no block is left in it.
+    /// streams makes no driver calls at all. They are pieces like others, and go back as those do.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, Resource};
