@@ -212,7 +212,8 @@ impl ArenaBuilder {
     /// is absent in a fork, and makes no driver call once the process exits. It does not invalidate captures of this
     /// crate, nor other libraries' captures of streams that do not use the arena. If another library begins to capture
     /// a stream while the thread queries it, that capture may be invalidated. Its work is included in the
-    /// [statistics](Arena::stats). It does nothing where memory cannot move; see [`slack`](Self::slack).
+    /// [statistics](Arena::stats). Where memory cannot move, it only releases memory beyond the threshold; see
+    /// [`slack`](Self::slack).
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver};
