@@ -96,13 +96,13 @@ typedef struct {
   size_t size;
   /* The most bytes that it may hold; 0 for no limit. */
   uint64_t max_bytes;
-  /* Bytes that it takes at once and keeps. */
+  /* Bytes that it takes with its first allocation, if the device has them. */
   uint64_t initial_bytes;
   /* How many free bytes it keeps; UINT64_MAX for everything, the default. */
   uint64_t release_threshold;
   /* The most that it may hold, as a share of the device's memory: more than 0, at most 1; 0 for no limit. */
   double max_share;
-  /* What it may hold beyond what was alive at the peak, as a multiple; at least 1; 0 for 1.05. */
+  /* How many times the program's peak it may hold before memory moves; at least 1; 0 for 1.05. */
   double slack;
   /* When memory may move between streams: as in cudamem_pool_options. */
   uint32_t reuse;

@@ -20,13 +20,13 @@ pub struct ArenaOptions {
     pub size: usize,
     /// The most bytes that it may hold; 0 for no limit.
     pub max_bytes: u64,
-    /// Bytes that it takes at once and keeps.
+    /// Bytes that it takes with its first allocation, if the device has them.
     pub initial_bytes: u64,
     /// How many free bytes it keeps; UINT64_MAX for everything, the default.
     pub release_threshold: u64,
     /// The most that it may hold, as a share of the device's memory: more than 0, at most 1; 0 for no limit.
     pub max_share: f64,
-    /// What it may hold beyond what was alive at the peak, as a multiple; at least 1; 0 for 1.05.
+    /// How many times the program's peak it may hold before memory moves; at least 1; 0 for 1.05.
     pub slack: f64,
     /// When memory may move between streams: as in cudamem_pool_options.
     pub reuse: u32,

@@ -359,11 +359,11 @@ class ArenaStats:
 class Arena(Resource):
     """A sub-allocator that answers most requests without a driver call.
 
-    `max_bytes`, or `max_share` of the device's memory, limits what it holds. It takes `initial_bytes` at once, keeps
-    everything or down to `release_threshold` bytes, and holds at most `slack` times what was alive at the peak. A
-    `background_thread` prepares large blocks. A growth beyond the slack may wait for the device up to `growth_wait`
-    seconds, so that memory can move instead. With `upstream` it takes its memory from another resource. A `recorder`
-    records it.
+    `max_bytes`, or `max_share` of the device's memory, limits what it holds. It takes `initial_bytes` with its first
+    allocation, if the device has them. It keeps everything or down to `release_threshold` bytes, and moves memory
+    rather than hold more than `slack` times the program's peak, where it can. A `background_thread` prepares large
+    blocks. A growth beyond the slack may wait for the device up to `growth_wait` seconds, so that memory can move
+    instead. With `upstream` it takes its memory from another resource. A `recorder` records it.
     """
 
     def __init__(
