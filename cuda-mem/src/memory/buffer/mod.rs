@@ -44,8 +44,9 @@ use crate::stream::{Stream, StreamRef};
 ///
 /// The memory is valid from the point where the stream reaches the allocation until it reaches the free, so all
 /// work on it is submitted to that stream; [`on`](Self::on) gives it to another stream, with the required ordering.
-/// Dropping a buffer of a pool is one driver call and never waits; for a buffer of another resource, see that
-/// resource.
+/// Dropping a buffer of a pool is one driver call and does not wait, unless its stream is another thread's [own
+/// stream](Context::per_thread_stream): then the host waits for the context. Direct, pinned and managed resources wait
+/// for the stream at each free; for a buffer of any other resource, see that resource.
 ///
 /// The buffer keeps its stream and the stream's context alive. It holds no handle to its pool, which ends once its
 /// last handle is dropped and all its memory is freed. A buffer of any other [`Resource`](crate::Resource) keeps
