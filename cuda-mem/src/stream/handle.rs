@@ -317,7 +317,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Any driver error, including faults of earlier asynchronous work.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures the stream;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it is another thread's [own
+    /// stream](Context::per_thread_stream); otherwise any driver error, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.release_deferred();
@@ -347,7 +349,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Any driver error, including faults of earlier asynchronous work.
+    /// Same as [`synchronize`](Self::synchronize).
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         let epoch = epoch::take();

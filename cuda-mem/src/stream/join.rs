@@ -19,7 +19,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Any driver error. The streams may be of two devices of one driver.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures one of the streams;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one is another thread's [own
+    /// stream](crate::Context::per_thread_stream), or if they are of two drivers; otherwise any driver error. The
+    /// streams may be of two devices.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
         order(earlier.into(), self.as_ref())

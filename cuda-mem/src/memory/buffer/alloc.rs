@@ -27,7 +27,8 @@ impl Pool {
     ///
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers;
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream's device has no
-    /// [access](Self::access) to the pool.
+    /// [access](Self::access) to the pool; [`Capturing`](crate::ErrorKind::Capturing) while this crate captures the
+    /// stream; [`NotPermitted`](crate::ErrorKind::NotPermitted) after an export of the pool failed.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};

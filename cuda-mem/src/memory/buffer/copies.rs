@@ -68,7 +68,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// Any driver error.
+    /// Same as [`copy_to`](Self::copy_to); [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for
+    /// the vector.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.wait_for_writers()?;

@@ -174,8 +174,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// Any driver error. The error contains the buffer, still allocated, unless the driver may have freed
-    /// it despite the error.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; otherwise any driver error. The error
+    /// contains the buffer, still allocated, unless the driver may have freed it despite the error.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free(mut self) -> Result<(), Failed<Self>> {
         if report::is_forked() {

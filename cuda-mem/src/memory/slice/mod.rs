@@ -197,7 +197,8 @@ impl<'a, T: Pod, B> DeviceSlice<'a, T, B> {
     ///
     /// # Errors
     ///
-    /// Same as [`copy_to`](Self::copy_to).
+    /// Same as [`copy_to`](Self::copy_to); [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for
+    /// the vector.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.span.wait_for_pending_uses(false)?;

@@ -299,7 +299,8 @@ impl<T: Pod, B> DeviceSliceMut<'_, T, B> {
     ///
     /// # Errors
     ///
-    /// Same as [`copy_to`](Self::copy_to).
+    /// Same as [`copy_to`](Self::copy_to); [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no memory for
+    /// the vector.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.as_slice().to_vec()
