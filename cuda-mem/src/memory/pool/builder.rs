@@ -85,15 +85,15 @@ impl PoolBuilder {
         self
     }
 
-    /// The handle types for sharing the pool with other processes. Default: none. Not for [`Location::Host`].
-    /// [`HandleTypes::FABRIC`] needs CUDA 12.3.
+    /// The handle types for sharing the pool with other processes. Default: none. Not for [`Location::Host`], nor
+    /// for managed memory. [`HandleTypes::FABRIC`] needs CUDA 12.3.
     pub fn handle_types(mut self, types: HandleTypes) -> Self {
         self.handle_types = types;
         self
     }
 
     /// Lets the decompression engine write to the pool's memory. Needs CUDA 12.8 and a device with the
-    /// engine.
+    /// engine. Not for managed memory.
     #[doc(alias = "CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS")]
     pub fn hw_decompress(mut self, enabled: bool) -> Self {
         self.hw_decompress = enabled;
