@@ -89,7 +89,7 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
 unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
     /// # Errors
     ///
-    /// Any error from upstream, and any driver error's prefetch.
+    /// Any error from upstream, and any driver error of the prefetch.
     #[doc(alias = "cuMemPrefetchAsync")]
     #[inline]
     #[track_caller]
