@@ -145,7 +145,8 @@ impl Recorder {
     }
 
     /// Writes every event to `out` as a line of a log. `out` need not be buffered. It is called under a lock, by the
-    /// thread whose event made it necessary, and must not use memory that is recorded here.
+    /// thread whose event made it necessary, and must not use memory that is recorded here. What it locks must not be
+    /// locked by a thread while that uses recorded memory.
     ///
     /// The log has RMM's columns and one more, `Origin`, and the actions of [`TraceAction`]. Call
     /// [`flush`](Self::flush) at the end of the program, or drop all handles, including those of arenas and pools.
