@@ -153,6 +153,7 @@ impl GraphExec {
         if let Some(before) = &self.alive {
             wait_for_use(&before.stream, stream)?;
         }
+        self.parts.wait_for_pending_uses()?;
         // Launches on other threads that use the same memory come entirely before or after this one.
         let turns = self.parts.turns();
         let _turns: Vec<_> = turns

@@ -229,6 +229,13 @@ impl Parts {
         shared.into_iter().map(|(_, turn)| turn).collect()
     }
 
+    /// For before the launch locks are taken: the host may have to wait for a whole context here, whose work may need a
+    /// thread that wants one of them.
+    pub(super) fn wait_for_pending_uses(&mut self) -> Result<()> {
+        let mut owned = self.owned.iter_mut();
+        owned.try_for_each(|owned| owned.buffer.wait_for_pending_uses())
+    }
+
     /// `stream` waits for all earlier work on the buffers.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
         for owned in &mut self.owned {
