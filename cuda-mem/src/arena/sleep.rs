@@ -92,21 +92,17 @@ impl Arena {
             return Ok(());
         };
         let stream = device.primary_context()?.stream()?;
-        let woken = {
-            let _turn = inner.backing.growing();
-            let _quiet = ResourceCall::enter();
-            match inner.backing.wake(&stream) {
-                // Free memory goes back first, as before any request is refused.
-                Err(error) if error.is_out_of_memory() => {
-                    // Its errors matter less than the original one, and the rest may suffice.
-                    let _ = inner.trim(0, Search::Thorough);
-                    inner.backing.wake(&stream)
-                }
-                woken => woken,
+        let _turn = inner.backing.growing();
+        let _quiet = ResourceCall::enter();
+        match inner.backing.wake(&stream) {
+            // Free memory goes back first, as before any request is refused.
+            Err(error) if error.is_out_of_memory() => {
+                // Its errors matter less than the original one, and the rest may suffice.
+                let _ = inner.trim(0, Search::Thorough);
+                inner.backing.wake(&stream)
             }
-        };
-        deferred::poll(After::Call);
-        woken
+            woken => woken,
+        }
     }
 }
 
