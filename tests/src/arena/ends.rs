@@ -398,6 +398,8 @@ fn threads_that_end_leave_no_memory_behind(env: &Environment) -> Result<()> {
     for _ in 0..10 {
         let thread = || -> Result<_> {
             let own = context.per_thread_stream();
+            // Other handles come and go.
+            (0..8).for_each(|_| drop(context.per_thread_stream()));
             drop(arena.alloc_zeroed::<u8>(&own, LARGE)?);
             Ok(arena.alloc_zeroed::<u8>(&own, 1000)?)
         };

@@ -5,7 +5,8 @@ use std::alloc::Layout;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::ledger::Recorder;
 use cuda_mem::mapped::PhysicalMemory;
-use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryResource as _};
+use cuda_mem::memory::LimitAdaptor;
+use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
 use crate::forks;
@@ -124,6 +125,26 @@ fn a_shortage_of_one_device_leaves_the_arenas_of_others_alone(env: &Environment)
     ensure!(
         theirs.reserved == before.reserved && theirs.reserved > 0,
         "{before}; {theirs}"
+    );
+    Ok(())
+}
+
+/// Nothing that others give back helps a request that is larger than a limit. Alone, because others may be out of memory.
+#[apply(case_alone)]
+fn a_request_beyond_a_limit_leaves_arenas_alone(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::builder(&device).build()?;
+    drop(arena.alloc::<u8>(&stream, 8 * MIB)?);
+    stream.synchronize()?;
+    let before = arena.stats();
+    let limited = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
+    let too_much = usize::try_from(device.total_memory()?)?;
+    let refused = limited.alloc::<u8>(&stream, too_much);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+    let after = arena.stats();
+    ensure!(
+        after.reserved == before.reserved && after.reserved > 0,
+        "{before}; {after}"
     );
     Ok(())
 }

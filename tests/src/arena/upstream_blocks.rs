@@ -15,19 +15,36 @@ use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
 
-/// When it is told to, it lets another thread go on before it hands out a block.
+/// When it is told to, it lets another thread go on before it hands out a block, or has no memory and takes none back.
 #[derive(Debug)]
 struct Slow {
     direct: DirectResource,
     is_slow: AtomicBool,
+    refuses: AtomicBool,
     asked: AtomicBool,
     go: AtomicBool,
     live: AtomicU64,
 }
 
+impl Slow {
+    fn new(device: Device) -> Arc<Self> {
+        Arc::new(Self {
+            direct: DirectResource::new(device),
+            is_slow: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            go: AtomicBool::new(false),
+            live: AtomicU64::new(0),
+        })
+    }
+}
+
 // SAFETY: memory is the direct resource's.
 unsafe impl MemoryResource for Slow {
     fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::NotPermitted, "not now"));
+        }
         if self.is_slow.load(Ordering::SeqCst) {
             self.asked.store(true, Ordering::SeqCst);
             wait_until(&self.go);
@@ -43,6 +60,11 @@ unsafe impl MemoryResource for Slow {
         layout: Layout,
         stream: &Stream,
     ) -> cuda_mem::Result<()> {
+        if self.refuses.load(Ordering::SeqCst) {
+            self.asked.store(true, Ordering::SeqCst);
+            wait_until(&self.go);
+            return Err(Error::new(ErrorKind::NotPermitted, "not now"));
+        }
         // SAFETY: the caller's.
         unsafe { self.direct.deallocate(address, layout, stream) }?;
         self.live.fetch_sub(1, Ordering::SeqCst);
@@ -58,13 +80,7 @@ unsafe impl MemoryResource for Slow {
 #[apply(case)]
 fn a_block_that_comes_as_the_last_one_goes_is_not_lost(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
-    let below = Arc::new(Slow {
-        direct: DirectResource::new(env.device()?),
-        is_slow: AtomicBool::new(false),
-        asked: AtomicBool::new(false),
-        go: AtomicBool::new(false),
-        live: AtomicU64::new(0),
-    });
+    let below = Slow::new(env.device()?);
     let live = || below.live.load(Ordering::SeqCst);
     let arena = Arena::over(Arc::clone(&below));
     let resource = Resource::from(arena.clone());
@@ -87,6 +103,36 @@ fn a_block_that_comes_as_the_last_one_goes_is_not_lost(env: &Environment) -> Res
     arena.trim_to(0)?;
     let stats = arena.stats();
     ensure!(live() == 0, "the arena kept {} blocks: {stats}", live());
+    ensure!(stats.reserved == 0, "{stats}");
+    Ok(())
+}
+
+/// As above, where the last one stays. Meanwhile a request fails, finds no block, and lets the stream go.
+#[apply(case)]
+fn the_last_block_is_not_lost_though_it_is_refused(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let below = Slow::new(env.device()?);
+    let arena = Arena::over(Arc::clone(&below));
+    let (stream, other) = (env.stream()?, env.stream()?);
+    drop(arena.alloc::<u8>(&stream, 8 * MIB)?);
+    stream.synchronize()?;
+    below.refuses.store(true, Ordering::SeqCst);
+    let (trimmed, failed) = std::thread::scope(|scope| {
+        let trims = scope.spawn(|| arena.trim_to(0));
+        wait_until(&below.asked);
+        let failed = arena.alloc::<u8>(&other, 8 * MIB).map(drop);
+        below.go.store(true, Ordering::SeqCst);
+        (trims.join(), failed)
+    });
+    let trimmed = trimmed.map_err(|_| anyhow!("a thread panicked"))?;
+    ensure!(
+        trimmed.is_err() && failed.is_err(),
+        "{trimmed:?}, {failed:?}"
+    );
+    below.refuses.store(false, Ordering::SeqCst);
+    arena.trim_to(0)?;
+    let (live, stats) = (below.live.load(Ordering::SeqCst), arena.stats());
+    ensure!(live == 0, "the arena kept {live} blocks: {stats}");
     ensure!(stats.reserved == 0, "{stats}");
     Ok(())
 }
@@ -152,12 +198,23 @@ fn an_arena_without_memory_calls_resources_of_the_program_without_locks(
     Ok(())
 }
 
-/// Hands out blocks that begin beside a granule, and does not take the first one back at once.
+/// Hands out blocks that begin beside a granule, and does not take some of them back at once.
 #[derive(Debug)]
 struct Reluctant {
     below: DirectResource,
+    /// The next frees, from the lowest bit: those that are set are refused.
     refusals: AtomicU64,
     live: AtomicU64,
+}
+
+impl Reluctant {
+    fn new(device: Device) -> Self {
+        Self {
+            below: DirectResource::new(device),
+            refusals: AtomicU64::new(1),
+            live: AtomicU64::new(0),
+        }
+    }
 }
 
 const BESIDE: usize = 512;
@@ -178,8 +235,9 @@ unsafe impl MemoryResource for Reluctant {
 
     unsafe fn deallocate(&self, at: u64, layout: Layout, stream: &Stream) -> cuda_mem::Result<()> {
         // One thread at a time frees here.
-        if self.refusals.load(Ordering::SeqCst) > 0 {
-            self.refusals.fetch_sub(1, Ordering::SeqCst);
+        let refusals = self.refusals.load(Ordering::SeqCst);
+        self.refusals.store(refusals >> 1, Ordering::SeqCst);
+        if refusals & 1 == 1 {
             return Err(Error::new(ErrorKind::Capturing, "not now"));
         }
         // SAFETY: the caller's.
@@ -213,18 +271,38 @@ fn a_block_that_is_not_taken_back_at_once_is_not_lost(env: &Environment) -> Resu
             Ok(())
         }),
     ];
-    for (what, end) in ends {
-        let below = Arc::new(Reluctant {
-            below: DirectResource::new(env.device()?),
-            refusals: AtomicU64::new(1),
-            live: AtomicU64::new(0),
-        });
+    for ((what, end), times) in ends.into_iter().flat_map(|end| [(end, 1), (end, 2)]) {
+        let below = Arc::new(Reluctant::new(env.device()?));
         let arena = Arena::over(Arc::clone(&below));
-        let error = arena.alloc::<u8>(&stream, MIB).err().context("it fits")?;
-        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+        let live = || below.live.load(Ordering::SeqCst);
+        for time in 0..times {
+            // The second request first gives back the block of the first one, and with it the arena's stream.
+            below.refusals.store(1 << time, Ordering::SeqCst);
+            let error = arena.alloc::<u8>(&stream, MIB).err().context("it fits")?;
+            ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+            ensure!(live() == 1, "{} blocks", live());
+        }
         end(arena, &stream)?;
-        let live = below.live.load(Ordering::SeqCst);
-        ensure!(live == 0, "{what} leaves {live} blocks");
+        ensure!(live() == 0, "{what} leaves {} blocks of {times}", live());
     }
+    Ok(())
+}
+
+/// The arena has nothing of the resource any more, and so no reason to keep a context.
+#[apply(case_alone)]
+fn a_block_that_was_taken_back_later_keeps_no_context(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::over(Reluctant::new(device));
+    ensure!(
+        arena.alloc::<u8>(&stream, MIB).is_err(),
+        "it was given back"
+    );
+    arena.trim_to(0)?;
+    drop(stream);
+    ensure!(
+        !device.has_active_context()?,
+        "nothing is allocated, and the context lives: {}",
+        arena.stats()
+    );
     Ok(())
 }

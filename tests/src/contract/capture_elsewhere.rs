@@ -102,7 +102,13 @@ fn alloc(resource: impl Into<Resource>, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-const CALLS: [(&str, Call); 10] = [
+const CALLS: [(&str, Call); 11] = [
+    // The captured stream does not wait for that one.
+    ("use the legacy stream", |_, at| {
+        let legacy = at.stream.context().legacy_stream();
+        at.pool.alloc_zeroed::<u8>(&legacy, 1000)?.free()?;
+        Ok(())
+    }),
     ("allocate from a pool", |_, at| {
         at.pool.alloc::<u8>(&at.stream, 1000)?.free()?;
         Ok(())

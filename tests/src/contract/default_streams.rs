@@ -269,9 +269,12 @@ fn a_thread_waits_for_its_own_stream_of_each_context(env: &Environment) -> Resul
     let [idle, busy] = [first.1, second.1].map(|raw| unsafe { env.driver.context_from_raw(raw) });
     let (idle, busy) = (idle?, busy?);
     ensure_ends_late(|| {
-        drop((primary.per_thread_stream(), idle.per_thread_stream()));
+        // The busy one is neither the first nor the last.
+        drop(primary.per_thread_stream());
         let _current = busy.bind()?;
-        hold(&busy.per_thread_stream())
+        let held = hold(&busy.per_thread_stream())?;
+        drop(idle.per_thread_stream());
+        Ok(held)
     })?;
     busy.synchronize()?;
     Ok(())

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions};
-use cuda_mem::memory::PinnedResource;
-use cuda_mem::{Arena, MemoryPool};
+use cuda_mem::memory::{LimitAdaptor, ManagedResource, PinnedResource};
+use cuda_mem::{Arena, MemoryPool, Resource};
 
 use crate::environment::Environment;
 use crate::executor::block_on;
@@ -90,6 +90,78 @@ fn the_last_buffer_of_an_arena_may_end_after_any_call(env: &Environment) -> Resu
         Ok(drop_counts().waiting)
     })?;
     ensure!(waiting >= 1, "nothing was left to release");
+    other.synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// So is memory whose free a capture has put off.
+#[apply(case_alone)]
+fn memory_that_a_capture_put_off_ends_after_a_wait(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let pinned = Resource::new(PinnedResource::new(env.driver)).alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    drop(pinned);
+    end_well(&stream)?;
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    let held = hold(&other)?;
+    let waiting = beside(held, move || {
+        drop(context.stream()?);
+        Ok(drop_counts().waiting)
+    })?;
+    ensure!(waiting == 1, "a call has freed it");
+    other.synchronize()?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// A request to the driver itself waits for no thread and runs no code of the program, so that it need not wait for the
+/// device before. A copy of host memory is a wait that the program asked for.
+#[apply(case_alone)]
+fn a_request_leaves_what_waits_for_the_device_to_the_next_copy(env: &Environment) -> Result<()> {
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let resources = [
+        Resource::new(PinnedResource::new(env.driver)),
+        Resource::new(ManagedResource::new(env.driver)),
+        Resource::new(LimitAdaptor::new(PinnedResource::new(env.driver), 1 << 20)),
+    ];
+    let mut target = pool.alloc::<u8>(&other, 1)?;
+    let staging = resources[0].alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    drop(staging);
+    end_well(&stream)?;
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    for resource in &resources {
+        let _more = resource.alloc::<u8>(&other, 1000)?;
+        ensure!(
+            drop_counts().waiting == 1,
+            "{resource:?}: {:?}",
+            drop_counts()
+        );
+    }
+    target.copy_from(&[7])?;
+    ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
+    Ok(())
+}
+
+/// A request to an arena asks no resource of the program, and waits for nothing: it need not make room before.
+#[apply(case_alone)]
+fn a_request_to_an_arena_leaves_what_waits_for_the_device(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let pinned = Resource::new(PinnedResource::new(env.driver)).alloc::<u8>(&stream, 1000)?;
+    begin(&stream, RELAXED)?;
+    drop(pinned);
+    end_well(&stream)?;
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    let held = hold(&other)?;
+    let waiting = beside(held, || {
+        drop(arena.alloc::<u8>(&stream, 1000)?);
+        Ok(drop_counts().waiting)
+    })?;
+    ensure!(waiting == 1, "the request has freed it");
     other.synchronize()?;
     ensure!(drop_counts().waiting == 0, "{:?}", drop_counts());
     Ok(())

@@ -13,7 +13,7 @@ use cuda_mem::memory::StatisticsAdaptor;
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::Environment;
-use crate::foreign::{RELAXED, begin, end_well};
+use crate::foreign::{RELAXED, begin, end_into_exec, end_well};
 
 /// Global, the thread's, relaxed.
 const MODES: [u32; 3] = [0, 1, RELAXED];
@@ -89,6 +89,21 @@ fn a_use_on_a_captured_stream_ends_later(env: &Environment) -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// The use draws the other stream into the capture, and its end joins the two again.
+#[apply(case_alone)]
+fn a_use_within_a_capture_is_part_of_the_graph(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u32>(&home, 100)?;
+    begin(&home, RELAXED)?;
+    buffer.on(&other)?.fill(7)?;
+    let exec = end_into_exec(&home, &home)?;
+    ensure!(buffer.to_vec()? == [0; 100], "it is not launched yet");
+    exec.run()?;
+    ensure!(buffer.to_vec()? == [7; 100]);
     Ok(())
 }
 

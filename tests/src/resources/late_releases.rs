@@ -2,14 +2,17 @@
 //!
 //! The queue of such releases belongs to the process, so these bodies run alone.
 
+use std::alloc::Layout;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::base::Remedy;
-use cuda_mem::memory::{FailureCallbackAdaptor, LimitAdaptor, RecoveryAdaptor, RecoveryPolicy};
-use cuda_mem::{Arena, Resource, Stream};
+use cuda_mem::memory::{
+    FailureCallbackAdaptor, LimitAdaptor, MemoryProperties, RecoveryAdaptor, RecoveryPolicy,
+};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::foreign;
@@ -148,5 +151,52 @@ fn a_request_that_is_made_again_does_not_wait_again(env: &Environment) -> Result
     // Three times one arena was dropped, and the last time none.
     let calls = calls.load(Ordering::Relaxed);
     ensure!(calls == 4, "{calls} calls");
+    Ok(())
+}
+
+/// Out of memory while it has an arena, which it drops; then it may not be asked.
+#[derive(Debug)]
+struct Fickle {
+    pool: MemoryPool,
+    arena: Mutex<Option<Arena>>,
+}
+
+// SAFETY: it hands out nothing.
+unsafe impl MemoryResource for Fickle {
+    fn allocate(&self, _: Layout, _: &Stream) -> cuda_mem::Result<u64> {
+        let dropped = self
+            .arena
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let kind = match dropped {
+            Some(_) => ErrorKind::OutOfMemory,
+            None => ErrorKind::NotPermitted,
+        };
+        Err(Error::new(kind, "as the test wants"))
+    }
+
+    unsafe fn deallocate(&self, _: u64, _: Layout, _: &Stream) -> cuda_mem::Result<()> {
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.pool.memory_properties()
+    }
+}
+
+/// The arena's end is put off until after the call, so the request is made again.
+#[apply(case_alone)]
+fn a_request_that_is_made_again_may_fail_in_another_way(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    let arena = cached(&Resource::from(pool.clone()), &stream, MIB)?;
+    let resource = Resource::new(Fickle {
+        pool,
+        arena: Mutex::new(Some(arena)),
+    });
+    let Err(error) = resource.alloc::<u8>(&stream, 1000) else {
+        bail!("it has no memory");
+    };
+    ensure!(error.kind() == ErrorKind::NotPermitted, "{error}");
     Ok(())
 }

@@ -105,8 +105,8 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// An arena that wakes can neither write the contents nor give the memory back: it still has them, and the next try writes
-/// them, also if it is told to sleep meanwhile.
+/// An arena that wakes can neither write the contents, or use the memory, nor give the memory back: it still has them, and the
+/// next try writes them, also if it is told to sleep meanwhile.
 #[apply(case)]
 fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
     let control = env.control()?;
@@ -115,7 +115,9 @@ fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
     // Other tests leave memory on purpose.
     let others = control.live();
     let physical = || control.live().physical_allocations - others.physical_allocations;
-    for sleeps_between in [false, true] {
+    let functions = ["cuMemcpyHtoDAsync_v2", "cuMemSetAccess"];
+    let both = |function| [(function, false), (function, true)];
+    for (function, sleeps_between) in functions.into_iter().flat_map(both) {
         let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
         let mut block = resource.alloc::<u8>(&stream, 9 << 20)?;
@@ -124,7 +126,7 @@ fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
         let before = arena.stats();
         // SAFETY: nothing uses the block before the arena is awake.
         unsafe { arena.sleep(SleepContents::Keep) }?;
-        control.fail_without_effect("cuMemcpyHtoDAsync_v2", 1, unknown);
+        control.fail_without_effect(function, 1, unknown);
         control.fail_without_effect("cuMemUnmap", 1, unknown);
         let woken = arena.wake();
         ensure!(woken.is_err(), "woken");

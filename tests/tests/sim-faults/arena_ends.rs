@@ -1,27 +1,33 @@
 //! Arenas whose memory cannot be released when they end.
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::Arena;
 use cuda_mem::base::drop_counts;
+use cuda_mem::mapped::PhysicalMemory;
 use cuda_mem::sys::CUresult;
+use cuda_mem::{Arena, ErrorKind, MemoryResource as _};
 use cuda_mem_tests::arena::moody::{Mood, moody};
 use cuda_mem_tests::environment::Environment;
+use cuda_sim::control::Control;
+
+/// What the driver answers to each question about a stream from now on.
+fn answer_all(control: &Control, code: CUresult) {
+    const QUESTIONS: [&str; 3] = ["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
+    for question in QUESTIONS {
+        (1..=200).for_each(|nth| control.fail(question, nth, code));
+    }
+}
 
 /// Nothing of it is ever known to be done. It is told of, and waits for no answer that cannot come.
 #[apply(case)]
 fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
-    const QUESTIONS: [&str; 3] = ["cuStreamQuery", "cuEventRecord", "cuEventQuery"];
     for stream_ends_first in [false, true] {
         let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
         let arena = Arena::builder(&env.device()?).build()?;
         drop(arena.alloc::<u8>(&stream, 1000)?);
         let before = drop_counts();
-        for (question, nth) in QUESTIONS
-            .into_iter()
-            .flat_map(|it| (1..=200).map(move |nth| (it, nth)))
-        {
-            control.fail(question, nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        }
+        answer_all(control, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let kept = (!stream_ends_first).then_some(stream);
         drop(arena);
         let polled = (0..16).try_for_each(|_| other.synchronize());
@@ -38,6 +44,55 @@ fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
             "{now:?}, before {before:?}"
         );
     }
+    Ok(())
+}
+
+/// Another answer may be followed by a better one.
+#[apply(case)]
+fn an_arena_whose_stream_gives_no_answer_ends_later(env: &Environment) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let before = drop_counts();
+    answer_all(control, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(arena);
+    let polled = (0..16).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let now = drop_counts();
+    ensure!(
+        (now.failures, now.waiting) == (before.failures, before.waiting + 1),
+        "{now:?}, before {before:?}"
+    );
+    stream.context().synchronize()?;
+    ensure!(
+        drop_counts().waiting == before.waiting,
+        "{:?}",
+        drop_counts()
+    );
+    Ok(())
+}
+
+/// Its memory may be in use for good, so the resource that it came from stays, which might free it. Alone, because that keeps the
+/// context.
+#[apply(case_alone)]
+fn what_is_below_an_arena_of_a_lost_context_stays(env: &Environment) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let (below, arena) = moody(env)?;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let before = drop_counts();
+    answer_all(control, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    drop(arena);
+    let polled = (0..16).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let now = drop_counts();
+    ensure!(
+        (now.failures, now.waiting) == (before.failures + 2, before.waiting),
+        "{now:?}, before {before:?}"
+    );
+    ensure!(below.counts() == (1, 0), "{:?}", below.counts());
+    ensure!(Arc::strong_count(&below) == 2, "only the test has it");
     Ok(())
 }
 
@@ -94,5 +149,29 @@ fn a_block_that_was_refused_goes_back_after_the_arenas_end(env: &Environment) ->
             below.counts()
         );
     }
+    Ok(())
+}
+
+/// As above, while the arena lives: a trim tells that it was refused, unless a capture was the reason, and a request of others
+/// that finds no memory gets the block.
+#[apply(case)]
+fn a_block_that_was_refused_goes_back_where_memory_is_out(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let (below, arena) = moody(env)?;
+    below.set(Mood::IsCaptured);
+    control.fail_without_effect("cuStreamWaitEvent", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    ensure!(arena.alloc::<u8>(&stream, 8 << 20).is_err());
+    arena.trim_to(0)?;
+    below.set(Mood::Refuses);
+    let refused = arena.trim_to(0);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotPermitted));
+    ensure!(below.counts() == (1, 0), "{:?}", below.counts());
+    below.set(Mood::Good);
+    control.fail("cuMemCreate", 1, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    let memory = PhysicalMemory::builder(&env.device()?).build(2 << 20);
+    control.clear_faults();
+    ensure!(below.counts() == (1, 1), "{:?}", below.counts());
+    drop(memory?);
+    drop(arena);
     Ok(())
 }

@@ -8,9 +8,10 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::base::{DropCounts, drop_counts};
 use cuda_mem::memory::{LimitAdaptor, MemoryProperties, PinnedResource};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{DeviceBuffer, MemoryPool, MemoryResource, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, MemoryPool, MemoryResource, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::foreign::{RELAXED, begin, end_well};
+use cuda_mem_tests::hold::hold;
 
 /// Memory whose free waits for its stream.
 fn memory(env: &Environment, stream: &Stream) -> Result<DeviceBuffer<u8>> {
@@ -124,6 +125,12 @@ fn memory_of_a_lost_context_is_given_up_without_its_stream(env: &Environment) ->
     let polls = || -> Result<DropCounts> {
         is_dropped.recv().context("the other thread failed")?;
         ensure!(drop_counts().waiting == waiting + 1, "{:?}", drop_counts());
+        // Any other answer about this thread's own stream says nothing of that one.
+        let counts = poll(env, CUresult::CUDA_ERROR_UNKNOWN)?;
+        ensure!(
+            (counts.failures, counts.waiting) == (0, waiting + 1),
+            "{counts:?}"
+        );
         poll(env, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)
     };
     let counts = std::thread::scope(|scope| {
@@ -189,5 +196,24 @@ fn a_destructor_that_panics_harms_no_other_buffer(env: &Environment) -> Result<(
     );
     ensure!(Arc::strong_count(&other) == 1, "its resource is kept");
     ensure!(pool.stats()?.used.current == 0, "not freed");
+    Ok(())
+}
+
+/// As above, where the last owner is an arena whose memory was in use when it ended.
+#[apply(case)]
+fn a_destructor_that_panics_harms_no_wait(env: &Environment) -> Result<()> {
+    let (stream, waiting) = (env.stream()?, drop_counts().waiting);
+    let pool = env.pool()?;
+    let arena = Arena::over(Fragile(pool.clone()));
+    let memory = arena.alloc::<u8>(&stream, 1000)?;
+    let held = hold(&stream)?;
+    drop((memory, arena));
+    let before = drop_counts();
+    ensure!(before.waiting == waiting + 1, "{before:?}");
+    drop(held);
+    let waited = catch_unwind(AssertUnwindSafe(|| stream.synchronize()));
+    ensure!(matches!(waited, Ok(Ok(()))), "the panic is the wait's");
+    let failures = drop_counts().failures - before.failures;
+    ensure!(failures == 1, "{failures}");
     Ok(())
 }

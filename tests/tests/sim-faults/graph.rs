@@ -7,6 +7,7 @@ use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, Driver, Error, ErrorKind, Stream};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::foreign::{RELAXED, begin, end_well};
 use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, LEFT_BY_A_GRAPH, ORDERED_LATER, STUB, ordered_later_after,
@@ -283,4 +284,34 @@ fn a_capture_pool_remembers_a_launch_that_its_stream_could_not_wait_for(
     other.synchronize()?;
     ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())
+}
+
+/// It has no list of its uses, so the host waits for a copy that its stream could not be ordered after. During a capture of
+/// other code it does not: that would be lost.
+#[apply(case)]
+fn a_copy_of_left_memory_that_cannot_be_ordered_spoils_no_capture(env: &Environment) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let (graph, left) = stream.capture(CaptureMode::Relaxed, |capture| {
+        let mut memory = capture.alloc::<u32>(100)?;
+        memory.as_mut_slice().fill(3)?;
+        Ok(memory.persist())
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    exec.launch(&stream)?;
+    let pool = env.pool()?;
+    let mut target = pool.alloc::<u32>(&other, 100)?;
+    begin(&stream, RELAXED)?;
+    // The copy draws the other stream into the capture. The second recording is that of the way back.
+    control.fail("cuEventRecord", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    let Err(error) = target.copy_from_device(&exec.left(&left)?) else {
+        bail!("the failure was lost");
+    };
+    ensure!(error.function() == Some("cuEventRecord"), "{error}");
+    // A stream that was drawn in has to come back before the end.
+    stream.wait_for(&other)?;
+    end_well(&stream)?;
+    exec.free_left()?;
+    drop(exec);
+    stream.synchronize()?;
+    Ok(env.device()?.trim_graph_memory()?)
 }

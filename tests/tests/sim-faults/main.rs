@@ -8,6 +8,7 @@ extern crate cuda_mem_tests;
 mod arena;
 mod arena_ends;
 mod arena_moves;
+mod arena_panics;
 mod collective;
 mod deferred;
 mod dlpack;

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::base::drop_counts;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
 use cuda_mem::{ErrorKind, MemoryPool};
@@ -140,6 +141,23 @@ fn a_raise_that_failed_puts_back_nothing_later(env: &Environment) -> Result<()> 
 }
 
 const EXCHANGE: &str = "cuThreadExchangeStreamCaptureMode";
+
+/// What cannot be kept from disturbing captures is done later, and that is no failure.
+#[apply(case)]
+fn a_pool_ends_later_on_a_thread_whose_capture_mode_cannot_be_set(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
+    let before = drop_counts();
+    control.fail(EXCHANGE, 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(pool);
+    let now = drop_counts();
+    ensure!(
+        (now.failures, now.waiting) == (before.failures, before.waiting + 1),
+        "{now:?}, before {before:?}"
+    );
+    stream.synchronize()?;
+    ensure!(drop_counts() == before, "{:?}", drop_counts());
+    Ok(())
+}
 
 /// The `nth` time that the thread's capture mode is put back, perhaps under a lock, that fails. The hook, which needs
 /// that lock, runs after it.

@@ -6,6 +6,7 @@ use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::CUresult;
 use cuda_mem::{ErrorKind, Resource};
 use cuda_mem_tests::environment::Environment;
+use cuda_mem_tests::foreign::{RELAXED, begin, end_well};
 
 use super::single::refuse_frees;
 
@@ -51,6 +52,23 @@ fn a_free_that_was_refused_is_tried_again_in_a_stream_that_is_not_captured(
     Ok(())
 }
 
+/// A capture is named only where it may be the reason.
+#[apply(case)]
+fn a_free_that_fails_in_a_capture_for_another_reason_says_so(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
+    let buffer = pool.alloc::<u8>(&stream, 100)?;
+    begin(&stream, RELAXED)?;
+    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    let freed = buffer.free();
+    end_well(&stream)?;
+    let failed = freed.err().context("the failure was lost")?;
+    let kind = failed.error.kind();
+    ensure!(kind == ErrorKind::NotSupported, "{}", failed.error);
+    drop(failed.object.context("the buffer was not given back")?);
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}
+
 /// The answer of a driver where the capture has begun after the capture mode of the request was chosen.
 #[apply(case)]
 fn a_request_that_is_refused_beside_a_new_capture_is_made_again(env: &Environment) -> Result<()> {
@@ -69,5 +87,12 @@ fn a_request_that_is_refused_beside_a_new_capture_is_made_again(env: &Environmen
     let error = pool.alloc::<u8>(&stream, 100).err();
     let error = error.context("the failure was lost")?;
     ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+    // Beside captures of others the caller hears of it.
+    control.fail("cuMemAllocFromPoolAsync", 1, refused);
+    control.fail("cuMemAllocAsync", 1, refused);
+    for answer in [pool.alloc::<u8>(&stream, 100), stream.alloc(100)] {
+        let error = answer.err().context("the failure was lost")?;
+        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+    }
     Ok(())
 }

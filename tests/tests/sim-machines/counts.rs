@@ -12,12 +12,12 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
 use anyhow::{Result, ensure};
-use cuda_mem::ledger::{Ledger, LedgerLevel};
+use cuda_mem::ledger::{Ledger, LedgerLevel, Recorder};
 use cuda_mem::memory::{
     AlignedAdaptor, DirectResource, LimitAdaptor, ManagedResource, PinnedResource,
     StatisticsAdaptor, TrackingAdaptor,
 };
-use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
+use cuda_mem::{Arena, DeviceBuffer, MemoryPool, Resource, Stream};
 use cuda_mem_tests::case::{self, Kind, Test};
 use cuda_mem_tests::environment::Environment;
 
@@ -142,6 +142,29 @@ fn a_resource_adds_no_call_and_no_heap(env: &Environment) -> Result<()> {
             "{} calls",
             control.calls_total()
         );
+    }
+    Ok(())
+}
+
+/// Once it has grown, and knows which cache is the stream's.
+#[apply(case)]
+fn a_block_of_an_arena_is_no_call(env: &Environment) -> Result<()> {
+    let (device, stream, control) = (env.device()?, env.stream()?, env.control()?);
+    let recorded = Arena::builder(&device).record(&Recorder::ring(1000));
+    for builder in [Arena::builder(&device), recorded] {
+        let arena = builder.build()?;
+        let pairs = |count: usize| -> Result<()> {
+            for _ in 0..count {
+                drop(arena.alloc::<u8>(&stream, 1000)?);
+                drop(arena.alloc::<u8>(&stream, 4 << 20)?);
+            }
+            Ok(())
+        };
+        pairs(2)?;
+        control.reset();
+        pairs(100)?;
+        let calls = control.calls_total();
+        ensure!(calls == 0, "{calls} calls");
     }
     Ok(())
 }

@@ -138,6 +138,22 @@ fn an_empty_buffer_goes_to_every_device_of_its_driver(_: &Environment) -> Result
     Ok(())
 }
 
+/// There the driver tells no access, and no memory is mapped that a device may only read.
+#[apply(case)]
+fn a_device_writes_to_a_peer_without_virtual_memory_management(_: &Environment) -> Result<()> {
+    let machine = Machine::new().devices(2).set("CUDA_SIM_VMM", 0);
+    let (simulator, driver) = start(machine)?;
+    let (own, peer) = (driver.device(0)?, driver.device(1)?);
+    let here = own.primary_context()?.stream()?;
+    let there = peer.primary_context()?.stream()?;
+    let pool = MemoryPool::builder(&own).accessible_from([&peer]).build()?;
+    let mut buffer = pool.alloc_zeroed::<u8>(&here, 100)?;
+    buffer.on(&there)?.fill(7)?;
+    ensure!(simulator.control().calls("cuMemGetAccess") == 1);
+    ensure!(buffer.to_vec()? == [7; 100]);
+    Ok(())
+}
+
 /// Its contexts mean nothing to the driver of the resource.
 #[apply(case)]
 fn memory_of_everybody_is_for_streams_of_one_driver(_: &Environment) -> Result<()> {

@@ -241,6 +241,21 @@ fn what_a_release_brings_waits_for_the_device_only_after_a_wait() {
     }
 }
 
+/// The rule for a poll ends with it: what the program then drops itself may wait.
+#[test]
+fn what_ends_after_a_poll_may_wait_for_the_device() {
+    let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
+    poll(After::Call);
+    let (ready, tries) = (Arc::new(AtomicBool::new(true)), Arc::<AtomicU64>::default());
+    let tried = Tried {
+        ready,
+        tries: Arc::clone(&tries),
+    };
+    release_or_defer(Box::new(WaitsForDevice(tried))).expect("it goes at once");
+    assert_eq!((tries.load(Ordering::Relaxed), entries()), (1, 0));
+}
+
 /// Stays in its release until it may go on.
 struct Stays(mpsc::Sender<()>, mpsc::Receiver<()>);
 
@@ -313,6 +328,27 @@ fn no_release_begins_inside_of_another() {
     poll(After::Wait);
     assert!(was_alone.load(Ordering::Relaxed));
     assert_eq!(entries(), 0, "the other one comes afterwards");
+}
+
+/// Not those of other streams, which would be released in the wrong order.
+#[test]
+fn a_stream_releases_its_own_entries() {
+    let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let ready = || Arc::new(AtomicBool::new(true));
+    let tried = Tried {
+        ready: ready(),
+        tries: Arc::default(),
+    };
+    defer(Box::new(Wait(ready())));
+    defer_in_order(Order::Stream(u64::MAX - 1), Box::new(Wait(ready())));
+    defer_in_order(STREAM, Box::new(Wait(ready())));
+    defer_in_order(STREAM, Box::new(WaitsForDevice(tried)));
+    poll_stream(STREAM, After::Call);
+    assert_eq!(entries(), 3, "one is its own and waits for nothing");
+    poll_stream(STREAM, After::Wait);
+    assert_eq!(entries(), 2, "those that are not its own");
+    poll(After::Wait);
+    assert_eq!(entries(), 0);
 }
 
 /// Panics at the first try.

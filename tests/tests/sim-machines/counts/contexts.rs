@@ -68,6 +68,18 @@ fn a_context_that_is_handed_in_again_is_made_current_again(env: &Environment) ->
 }
 
 #[apply(case)]
+fn a_context_is_still_current_after_a_guard_above_it(env: &Environment) -> Result<()> {
+    on_a_thread(|| {
+        let (context, other) = (env.context()?, made_elsewhere(env)?);
+        let _below = context.bind()?;
+        drop(other.bind()?);
+        let times = times_made_current(env, &context)?;
+        ensure!(times == 0, "{times} times");
+        Ok(())
+    })
+}
+
+#[apply(case)]
 fn a_context_is_not_current_because_it_was_above_one_that_has_ended(
     env: &Environment,
 ) -> Result<()> {
@@ -109,4 +121,41 @@ fn guards_in_disorder_leave_nothing_that_counts_as_current(env: &Environment) ->
 #[apply(case)]
 fn like_guards_in_disorder_leave_nothing_that_counts_as_current(env: &Environment) -> Result<()> {
     drop_in_disorder(env, true)
+}
+
+/// Nothing is current on this thread, on whose stack are at most two contexts.
+fn empty_stack(env: &Environment) -> Result<()> {
+    let set = env.driver.table().cuCtxSetCurrent;
+    let set = set.context("no cuCtxSetCurrent")?;
+    for _ in 0..2 {
+        // SAFETY: null is always allowed. It takes the top off the stack.
+        let code = unsafe { set(null_mut()) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    }
+    Ok(())
+}
+
+/// A guard that was made where nothing was current takes off what is on top when it is dropped, whichever it is.
+#[apply(case)]
+fn guards_under_others_leave_nothing_that_counts_as_current(env: &Environment) -> Result<()> {
+    on_a_thread(|| {
+        let (first, second) = (made_elsewhere(env)?, made_elsewhere(env)?);
+        let mut under = Vec::new();
+        for _ in 0..3 {
+            empty_stack(env)?;
+            under.push(first.bind()?);
+        }
+        empty_stack(env)?;
+        let context = made_anew(env)?;
+        for above in [&first, &second, &context] {
+            forget(above.bind()?);
+        }
+        let last = first.bind()?;
+        // What is left is the context that has ended, and the first one above it.
+        drop(under);
+        drop(last);
+        let times = times_made_current(env, &context)?;
+        ensure!(times == 1, "{times} times");
+        Ok(())
+    })
 }

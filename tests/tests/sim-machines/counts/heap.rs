@@ -37,6 +37,12 @@ fn what_comes_and_goes_leaves_nothing_on_the_heap(env: &Environment) -> Result<(
         drop(handed_in.per_thread_stream());
         Ok(())
     })?;
+    leaves_less_than(8, "own streams of foreign contexts that end", || {
+        // SAFETY: `context` keeps it alive.
+        let ending = unsafe { env.driver.context_from_raw(context.as_raw()) }?;
+        drop(ending.per_thread_stream());
+        Ok(())
+    })?;
     let arena = Arena::builder(&device).build()?;
     leaves_less_than(8, "a handle of the legacy stream", || {
         let legacy = context.legacy_stream();

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
 
-use super::super::{CaptureToken, refuse};
+use super::super::{CaptureToken, refuse, refuse_legacy};
 use super::*;
 
 const STREAM: usize = 0x1000;
@@ -210,4 +210,32 @@ fn plain_work_is_noted_too_and_only_outside_of_other_work() {
         "which stays as it was"
     );
     drop(work);
+}
+
+/// Of another context or driver nothing is refused, and of this one only the legacy stream, beside a blocking one.
+#[test]
+fn a_capture_is_in_the_way_of_nothing_else() {
+    let _turn = turn();
+    let (table, other) = (Table::default(), Table::default());
+    let elsewhere = ptr::without_provenance_mut(0xf000);
+    let idle = ptr::without_provenance_mut(0x9000);
+    for is_blocking in [false, true] {
+        let note = CaptureToken::new(&table, CONTEXT, handle(), is_blocking);
+        let note = note.expect("the only capture");
+        assert!(super::super::captures_in(&table, CONTEXT));
+        for (table, context) in [(&table, elsewhere), (&other, CONTEXT)] {
+            assert!(!super::super::captures_in(table, context));
+            refuse_legacy(table, context).expect("it is captured elsewhere");
+        }
+        refuse(&table, CONTEXT, idle).expect("another stream");
+        let legacy = [
+            refuse_legacy(&table, CONTEXT),
+            refuse(&table, CONTEXT, CU_STREAM_LEGACY),
+        ];
+        assert!(
+            legacy.iter().all(|it| it.is_err() == is_blocking),
+            "{legacy:?}"
+        );
+        drop(note);
+    }
 }
