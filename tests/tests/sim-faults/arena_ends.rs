@@ -96,6 +96,29 @@ fn what_is_below_an_arena_of_a_lost_context_stays(env: &Environment) -> Result<(
     Ok(())
 }
 
+/// As above, where the stream was busy when it ended, so that only its last event can tell.
+#[apply(case)]
+fn an_arena_whose_last_event_is_lost_is_given_up(env: &Environment) -> Result<()> {
+    let (stream, other, control) = (env.stream()?, env.stream()?, env.control()?);
+    let arena = Arena::builder(&env.device()?).build()?;
+    drop(arena.alloc::<u8>(&stream, 1000)?);
+    let before = drop_counts();
+    for nth in 1..=200 {
+        control.fail("cuStreamQuery", nth, CUresult::CUDA_ERROR_NOT_READY);
+        control.fail("cuEventQuery", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    drop((stream, arena));
+    let polled = (0..16).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let now = drop_counts();
+    ensure!(
+        (now.failures, now.waiting) == (before.failures + 2, before.waiting),
+        "{now:?}, before {before:?}"
+    );
+    Ok(())
+}
+
 /// As above, of a stream that only another thread can ask.
 #[apply(case)]
 fn an_arena_of_another_threads_stream_is_given_up(env: &Environment) -> Result<()> {

@@ -1,6 +1,7 @@
-//! Driver calls that fail where memory of an arena has moved.
+//! Driver calls that fail where an arena maps and moves memory.
 
 use anyhow::{Result, ensure};
+use cuda_mem::base::drop_counts;
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, MemoryResource as _, Resource};
 use cuda_mem_tests::environment::Environment;
@@ -44,5 +45,35 @@ fn no_mapping_of_moved_memory_is_lost(env: &Environment) -> Result<()> {
             "{nth}: {left:?}, not {before:?}; {stats}"
         );
     }
+    Ok(())
+}
+
+/// What a growth that failed cannot unmap either stays the arena's, which ends it later.
+#[apply(case)]
+fn what_a_failed_growth_leaves_mapped_is_not_lost(env: &Environment) -> Result<()> {
+    let (control, stream) = (env.control()?, env.stream()?);
+    let mappings = || control.live().mappings;
+    let (before, failures) = (mappings(), drop_counts().failures);
+    let arena = Arena::builder(&env.device()?).build()?;
+    // The second of two pieces; and a mapping that was let go would be tried once more, in vain.
+    control.fail_without_effect("cuMemCreate", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    for nth in 1..=2 {
+        control.fail_without_effect("cuMemUnmap", nth, CUresult::CUDA_ERROR_UNKNOWN);
+    }
+    let grown = arena.alloc::<u8>(&stream, 64 << 20).map(drop);
+    control.clear_faults();
+    ensure!(grown.is_err(), "nothing failed");
+    ensure!(mappings() == before + 1, "{} mappings", mappings());
+    let failures = drop_counts().failures - failures;
+    ensure!(failures == 0, "{failures} failures");
+    drop(arena.alloc::<u8>(&stream, 64 << 20)?);
+    stream.synchronize()?;
+    drop(arena);
+    let counts = drop_counts();
+    ensure!(
+        mappings() == before,
+        "{} mappings are left of {before}, {counts:?}",
+        mappings()
+    );
     Ok(())
 }

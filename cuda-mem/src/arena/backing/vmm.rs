@@ -480,10 +480,10 @@ impl Drop for Vmm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Memory that was not released may still be in use, so it stays, and so do its addresses. Sleeping memory has
-        // no users. What is stuck cannot be unmapped.
+        // no users, and what is stuck neither: it is unmapped now, or the failure is told of.
         std::mem::take(&mut state.chunks)
             .into_values()
-            .filter(|piece| !matches!(piece, Piece::Asleep(_)))
+            .filter(|piece| matches!(piece, Piece::Mapped(_)))
             .for_each(std::mem::forget);
     }
 }
