@@ -3,6 +3,7 @@
 use super::trim::Search;
 use super::{Arena, Inner};
 use crate::base::error::{Error, Result};
+use crate::memory::reclaim;
 use crate::stream::Stream;
 use crate::stream::deferred::{self, After, ResourceCall};
 
@@ -92,14 +93,14 @@ impl Arena {
             return Ok(());
         };
         let stream = device.primary_context()?.stream()?;
-        let _turn = inner.backing.growing();
-        let _quiet = ResourceCall::enter();
-        match inner.backing.wake(&stream) {
-            // Free memory goes back first, as before any request is refused.
-            Err(error) if error.is_out_of_memory() => {
-                // Its errors matter less than the original one, and the rest may suffice.
-                let _ = inner.trim(0, Search::Thorough);
-                inner.backing.wake(&stream)
+        let asleep = inner.backing.reserved().asleep() as usize;
+        match inner.try_wake(&stream) {
+            // Without the locks: others may wait for the device to give memory back.
+            Err(error)
+                if error.code().is_some()
+                    && reclaim::helps(&error, Some(device), &stream, asleep) =>
+            {
+                inner.try_wake(&stream)
             }
             woken => woken,
         }
@@ -107,6 +108,20 @@ impl Arena {
 }
 
 impl Inner {
+    fn try_wake(&self, stream: &Stream) -> Result<()> {
+        let _turn = self.backing.growing();
+        let _quiet = ResourceCall::enter();
+        match self.backing.wake(stream) {
+            // Free memory goes back first, as before any request is refused.
+            Err(error) if error.is_out_of_memory() => {
+                // Its errors matter less than the original one, and the rest may suffice.
+                let _ = self.trim(0, Search::Thorough);
+                self.backing.wake(stream)
+            }
+            woken => woken,
+        }
+    }
+
     fn fall_asleep(&self, contents: SleepContents, stream: &Stream) -> Result<u64> {
         let _turn = self.backing.growing();
         // The copies wait for their stream. What is released after a wait may call the program, which may call the arena.

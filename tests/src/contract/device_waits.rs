@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::base::drop_counts;
 use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions};
-use cuda_mem::memory::{LimitAdaptor, ManagedResource, PinnedResource};
+use cuda_mem::memory::{ManagedResource, PinnedResource};
 use cuda_mem::{Arena, MemoryPool, Resource};
 
 use crate::environment::Environment;
@@ -124,7 +124,6 @@ fn a_request_leaves_what_waits_for_the_device_to_the_next_copy(env: &Environment
     let resources = [
         Resource::new(PinnedResource::new(env.driver)),
         Resource::new(ManagedResource::new(env.driver)),
-        Resource::new(LimitAdaptor::new(PinnedResource::new(env.driver), 1 << 20)),
     ];
     let mut target = pool.alloc::<u8>(&other, 1)?;
     let staging = resources[0].alloc::<u8>(&stream, 1000)?;

@@ -2,11 +2,13 @@
 
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::arena::SleepContents;
 use cuda_mem::mapped::MappedMemory;
 use cuda_mem::memory::{DirectResource, MemoryProperties, StatisticsAdaptor};
 use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, Stream};
@@ -154,10 +156,35 @@ fn an_arena_serves_others_while_a_request_waits_for_the_device(env: &Environment
     let large = ask(asked);
     let early = large.recv_timeout(Duration::from_millis(200));
     let small = ask(64 << 20).recv_timeout(PATIENCE);
+    let still = large.try_recv();
     drop(held);
-    ensure!(early.is_err(), "it had memory at once");
+    let waits = matches!(early, Err(RecvTimeoutError::Timeout));
+    let still_waits = matches!(still, Err(TryRecvError::Empty));
+    ensure!(
+        waits && still_waits,
+        "it had memory before the device was done"
+    );
     small.context("it waits, too")??;
     large.recv_timeout(PATIENCE)??;
+    drop(kept);
+    Ok(())
+}
+
+/// As for a request, others are asked once the arena has none of its locks.
+#[apply(case_of_full_card)]
+fn an_arena_that_wakes_gets_what_others_do_not_use(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let arena = Arena::builder(&device).build()?;
+    let _block = arena.alloc::<u8>(&stream, 4 << 30)?;
+    // SAFETY: nothing uses the block before the arena is awake, nor its contents after that.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    let below = Arena::over(DirectResource::new(device));
+    let most = stream.context().memory_info()?.free / GIB * GIB;
+    let kept = fill(&below, &stream, most - 2 * GIB)?;
+    arena.wake()?;
+    let (awake, left) = (arena.stats(), below.stats());
+    ensure!(awake.asleep == 0, "{awake}");
+    ensure!(left.reserved < 2 * GIB, "{left}");
     drop(kept);
     Ok(())
 }

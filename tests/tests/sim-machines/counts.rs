@@ -169,6 +169,19 @@ fn a_block_of_an_arena_is_no_call(env: &Environment) -> Result<()> {
     Ok(())
 }
 
+/// A program may ask again and again until there is room.
+#[apply(case)]
+fn a_refusal_by_a_full_limit_is_no_call(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let limited = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
+    let _kept = limited.alloc::<u8>(&stream, 900)?;
+    control.reset();
+    ensure!(limited.alloc::<u8>(&stream, 200).is_err());
+    let calls = control.calls_total();
+    ensure!(calls == 0, "{calls} calls");
+    Ok(())
+}
+
 /// A thread's own stream is looked up at each request, because another thread's has the same handle.
 #[cfg(target_os = "linux")]
 #[apply(case)]

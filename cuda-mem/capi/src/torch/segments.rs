@@ -94,9 +94,25 @@ fn parked() -> MutexGuard<'static, Vec<Segment>> {
     PARKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Held while parked segments are tried: they are in no list then.
+static TRYING: Mutex<()> = Mutex::new(());
+
 fn free_parked() {
-    let parked = std::mem::take(&mut *parked());
-    for segment in parked {
+    // Another thread is at it.
+    if let Ok(_trying) = TRYING.try_lock() {
+        free_each();
+    }
+}
+
+fn free_each() {
+    let count = parked().len();
+    for _ in 0..count {
+        let mut list = parked();
+        if list.is_empty() {
+            return;
+        }
+        let segment = list.remove(0);
+        drop(list);
         if let Err(error) = segment.free() {
             super::tell("free of a segment", &error);
         }
@@ -105,7 +121,8 @@ fn free_parked() {
 
 /// For a stream that is about to end. An error if it is still captured, and a segment waits for the end of that.
 pub(crate) fn leave_stream(device: c_int, raw: CUstream) -> Result<(), Error> {
-    free_parked();
+    let _trying = TRYING.lock().unwrap_or_else(PoisonError::into_inner);
+    free_each();
     let waits = parked().iter().any(|segment| {
         let of = &segment.stream;
         of.as_raw() == raw && c_int::try_from(of.device().ordinal()) == Ok(device)

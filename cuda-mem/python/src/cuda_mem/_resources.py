@@ -8,7 +8,9 @@ import operator
 import os
 import sys
 import tempfile
+import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +118,8 @@ class Resource:
         self._upstream = upstream
         # Blocks whose owners are gone, and which could not be freed yet.
         self._parked: list[tuple[int, int, int, Any, object, bool]] = []
+        # Held while they are tried: one that is tried is not in the list.
+        self._trying = threading.RLock()
 
     @property
     def device(self) -> int:
@@ -186,14 +190,22 @@ class Resource:
                 return
             if error.status != CAPTURING or not error.had_no_effect:
                 raise
+            parking[id(self)] = weakref.ref(self)
             self._parked.append((address, size, stream, owner, thread, fence))
-            parking.add(self)
 
     def _free_parked(self) -> None:
+        # Another thread may be at it.
+        if self._trying.acquire(blocking=False):
+            try:
+                self._free_each()
+            finally:
+                self._trying.release()
+
+    def _free_each(self) -> None:
         errors: list[Error] = []
         for _ in range(len(self._parked)):
             try:
-                # Another thread may do the same.
+                # A finalizer may do the same meanwhile.
                 block = self._parked.pop(0)
             except IndexError:
                 break
@@ -203,14 +215,16 @@ class Resource:
                 errors.append(error)
         # It does not concern the caller. After all blocks, because the program may have made warnings errors.
         for error in errors:
-            warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"memory is lost: {error}", RuntimeWarning, stacklevel=4)
 
     def _leave_stream(self, device: int, stream: int) -> None:
         """For a stream that is about to be forgotten. Raises an error if a block still waits for the end of its capture."""
         if device != self._device or stream <= PER_THREAD:
             return
-        self._free_parked()
-        if any(block[2] == stream for block in self._parked):
+        with self._trying:
+            self._free_each()
+            waits = any(block[2] == stream for block in self._parked)
+        if waits:
             error = Error(
                 f"the stream {stream:#x} is captured, and a block that was freed meanwhile waits for the end of the capture; "
                 "detach it after that"
@@ -256,6 +270,7 @@ class Resource:
         finally:
             # Warnings may be errors.
             self._handle = None
+            parking.pop(id(self), None)
             if handle:
                 self._release(handle)
 

@@ -99,8 +99,9 @@ def _device_of(stream: Any, handle: int) -> int | None:
     return None
 
 
-parking: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Resources that may have blocks whose streams were captured when they were freed."""
+parking: dict[int, weakref.ref[Any]] = {}
+"""Resources that may have blocks whose streams were captured when they were freed, by their `id`. Other threads may add to it
+at any time, so it is copied before it is walked."""
 
 
 def detach(device: int, stream: Any) -> None:
@@ -113,7 +114,9 @@ def detach(device: int, stream: Any) -> None:
     Raises an `Error` while the stream is captured and memory that was freed meanwhile waits for the end of the capture.
     """
     handle = handle_of(stream)
-    for resource in list(parking):
-        resource._leave_stream(device, handle)
+    for found in list(parking.values()):
+        resource = found()
+        if resource is not None:
+            resource._leave_stream(device, handle)
     check(c.library.cudamem_stream_detach(device, handle))
     _kept.pop((device, handle), None)

@@ -336,11 +336,6 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         Ok(address)
     }
 
-    /// Other threads that have the memory are waited for only if the limit waits.
-    fn may_call_program(&self) -> bool {
-        self.wait.is_some() || self.upstream.may_call_program()
-    }
-
     free_through_self!();
 
     from_upstream!();

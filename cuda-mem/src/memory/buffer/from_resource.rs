@@ -102,9 +102,13 @@ impl Resource {
     #[cold]
     #[track_caller]
     fn ask_again(&self, stream: &Stream, layout: Layout, error: Error) -> Result<CUdeviceptr> {
+        // What another limit refuses no memory of the device helps.
+        let is_of_device = error.code().is_some();
         for _ in 0..REPEATS {
             let is_released = deferred::make_room();
-            if !reclaim::helps(&error, self.device, stream, layout.size()) && !is_released {
+            let helps = || reclaim::helps(&error, self.device, stream, layout.size());
+            let is_reclaimed = is_of_device && helps();
+            if !is_released && !is_reclaimed {
                 break;
             }
             let _again = AgainCall::enter();

@@ -169,8 +169,8 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// Frees the memory in the order of its stream, as dropping does, but returns the result. Does not synchronise
-    /// for memory of a pool; for another resource, see that resource.
+    /// Frees the memory in the order of its stream, as dropping does, but returns the result. Synchronises as dropping
+    /// does: see the type.
     ///
     /// # Errors
     ///
