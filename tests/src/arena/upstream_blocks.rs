@@ -15,7 +15,7 @@ use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
 
-/// When it is told to, it lets another thread go on before it hands out a block, or has no memory and takes none back.
+/// Slow: another thread goes on before it hands out a block. Refusing: it hands out nothing and takes nothing back.
 #[derive(Debug)]
 struct Slow {
     direct: DirectResource,

@@ -105,8 +105,8 @@ fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// An arena that wakes can neither write the contents, or use the memory, nor give the memory back: it still has them, and the
-/// next try writes them, also if it is told to sleep meanwhile.
+/// An arena that wakes fails to write the contents or to make the memory accessible, and then to unmap it. It keeps the
+/// contents, and the next wake writes them, also after another call of `sleep`.
 #[apply(case)]
 fn a_wake_that_fails_twice_loses_nothing(env: &Environment) -> Result<()> {
     let control = env.control()?;

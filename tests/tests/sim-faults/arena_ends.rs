@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::base::drop_counts;
+use cuda_mem::base::{DropCounts, drop_counts};
 use cuda_mem::mapped::PhysicalMemory;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, ErrorKind, MemoryResource as _};
+use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Stream};
 use cuda_mem_tests::arena::moody::{Mood, moody};
 use cuda_mem_tests::environment::Environment;
 use cuda_sim::control::Control;
@@ -19,7 +19,15 @@ fn answer_all(control: &Control, code: CUresult) {
     }
 }
 
-/// Nothing of it is ever known to be done. It is told of, and waits for no answer that cannot come.
+/// Looks at what waits, several times, and ends the faults. Returns the counts after that.
+fn poll(control: &Control, other: &Stream) -> Result<DropCounts> {
+    let polled = (0..16).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    Ok(drop_counts())
+}
+
+/// Its work is never known to be done. That is reported, and the arena does not wait for an answer that cannot come.
 #[apply(case)]
 fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
     for stream_ends_first in [false, true] {
@@ -30,9 +38,7 @@ fn an_arena_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
         answer_all(control, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         let kept = (!stream_ends_first).then_some(stream);
         drop(arena);
-        let polled = (0..16).try_for_each(|_| other.synchronize());
-        control.clear_faults();
-        polled?;
+        poll(control, &other)?;
         drop(kept);
         let now = drop_counts();
         ensure!(
@@ -56,10 +62,7 @@ fn an_arena_whose_stream_gives_no_answer_ends_later(env: &Environment) -> Result
     let before = drop_counts();
     answer_all(control, CUresult::CUDA_ERROR_UNKNOWN);
     drop(arena);
-    let polled = (0..16).try_for_each(|_| other.synchronize());
-    control.clear_faults();
-    polled?;
-    let now = drop_counts();
+    let now = poll(control, &other)?;
     ensure!(
         (now.failures, now.waiting) == (before.failures, before.waiting + 1),
         "{now:?}, before {before:?}"
@@ -83,10 +86,7 @@ fn what_is_below_an_arena_of_a_lost_context_stays(env: &Environment) -> Result<(
     let before = drop_counts();
     answer_all(control, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     drop(arena);
-    let polled = (0..16).try_for_each(|_| other.synchronize());
-    control.clear_faults();
-    polled?;
-    let now = drop_counts();
+    let now = poll(control, &other)?;
     ensure!(
         (now.failures, now.waiting) == (before.failures + 2, before.waiting),
         "{now:?}, before {before:?}"
@@ -108,10 +108,7 @@ fn an_arena_whose_last_event_is_lost_is_given_up(env: &Environment) -> Result<()
         control.fail("cuEventQuery", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     }
     drop((stream, arena));
-    let polled = (0..16).try_for_each(|_| other.synchronize());
-    control.clear_faults();
-    polled?;
-    let now = drop_counts();
+    let now = poll(control, &other)?;
     ensure!(
         (now.failures, now.waiting) == (before.failures + 2, before.waiting),
         "{now:?}, before {before:?}"

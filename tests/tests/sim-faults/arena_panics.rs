@@ -41,7 +41,7 @@ fn a_panic_on_an_arenas_own_thread_is_told(env: &Environment) -> Result<()> {
     below.set(Mood::Good);
     cuda_mem::base::on_drop_failure(|_| {});
     waited?;
-    ensure!(is_told, "nobody heard of it");
+    ensure!(is_told, "the panic was not reported");
     drop(arena.alloc::<u8>(&stream, 32 << 20)?);
     stream.synchronize()?;
     let begin = Instant::now();

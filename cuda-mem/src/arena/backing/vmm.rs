@@ -479,8 +479,8 @@ impl Vmm {
 impl Drop for Vmm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Memory that was not released may still be in use, so it stays, and so do its addresses. Sleeping memory has
-        // no users, and what is stuck neither: it is unmapped now, or the failure is told of.
+        // Memory that was not released may still be in use, so it stays, and so do its addresses. Nobody uses memory
+        // that sleeps or is stuck. What is stuck is unmapped now; if that fails again, the failure is reported.
         std::mem::take(&mut state.chunks)
             .into_values()
             .filter(|piece| matches!(piece, Piece::Mapped(_)))

@@ -103,64 +103,54 @@ fn a_buffer_whose_free_was_refused_once_goes_back(env: &Environment) -> Result<(
     })
 }
 
-/// It was dropped while its stream was captured, and then its context was lost.
+/// The buffer is dropped while its stream is captured, and then its context is lost: each call of `function` says so. The
+/// lender learns of it, and this end counts so many failures.
+fn lose_context(
+    env: &Environment,
+    mut received: Received,
+    end: &Receiver<Result<(), Error>>,
+    (function, is_used_elsewhere, failures): (&str, bool, u64),
+) -> Result<()> {
+    let (other, control) = (env.stream()?, env.control()?);
+    let stream = received.stream().clone();
+    let counts = drop_counts();
+    if is_used_elsewhere {
+        received.on(&other).map(std::mem::forget)?;
+    }
+    stream.capture(CaptureMode::Relaxed, |_| {
+        drop(received);
+        for nth in 1..=100 {
+            control.fail(function, nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+        Ok(())
+    })?;
+    let polled = (0..8).try_for_each(|_| other.synchronize());
+    control.clear_faults();
+    polled?;
+    let end = end.recv_timeout(LIMIT).context("the lender waits")?;
+    let end = end.err().context("it is given back")?;
+    ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
+    ensure!(end.to_string().contains(function), "{end}");
+    let now = drop_counts();
+    ensure!(
+        now.failures == counts.failures + failures && now.waiting == counts.waiting,
+        "{now:?}, before {counts:?}"
+    );
+    Ok(())
+}
+
 #[apply(case)]
 fn a_buffer_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
     lend(env, |_there, received, end| {
-        let (other, control) = (env.stream()?, env.control()?);
-        let stream = received.stream().clone();
-        let counts = drop_counts();
-        stream.capture(CaptureMode::Relaxed, |_| {
-            drop(received);
-            for nth in 1..=100 {
-                control.fail("cuMemFreeAsync", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-            }
-            Ok(())
-        })?;
-        let polled = (0..8).try_for_each(|_| other.synchronize());
-        control.clear_faults();
-        polled?;
-        let end = end.recv_timeout(LIMIT).context("the lender waits")?;
-        let end = end.err().context("it is given back")?;
-        ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
-        ensure!(end.to_string().contains("cuMemFreeAsync"), "{end}");
-        let now = drop_counts();
-        ensure!(
-            now.failures == counts.failures + 1 && now.waiting == counts.waiting,
-            "{now:?}"
-        );
-        Ok(())
+        lose_context(env, received, end, ("cuMemFreeAsync", false, 1))
     })
 }
 
 /// As above, where the free cannot come after another stream that used the buffer, so it is not tried.
 #[apply(case)]
 fn a_buffer_in_use_of_a_lost_context_is_given_up(env: &Environment) -> Result<()> {
-    lend(env, |_there, mut received, end| {
-        let (other, control) = (env.stream()?, env.control()?);
-        let stream = received.stream().clone();
-        let counts = drop_counts();
-        received.on(&other).map(std::mem::forget)?;
-        stream.capture(CaptureMode::Relaxed, |_| {
-            drop(received);
-            for nth in 1..=100 {
-                control.fail("cuEventRecord", nth, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-            }
-            Ok(())
-        })?;
-        let polled = (0..8).try_for_each(|_| other.synchronize());
-        control.clear_faults();
-        polled?;
-        let end = end.recv_timeout(LIMIT).context("the lender waits")?;
-        let end = end.err().context("it is given back")?;
-        ensure!(end.kind() == ErrorKind::PeerFailed, "{end}");
-        ensure!(end.to_string().contains("cuEventRecord"), "{end}");
-        let now = drop_counts();
-        ensure!(
-            now.failures == counts.failures + 2 && now.waiting == counts.waiting,
-            "{now:?}, before {counts:?}"
-        );
-        Ok(())
+    lend(env, |_there, received, end| {
+        lose_context(env, received, end, ("cuEventRecord", true, 2))
     })
 }
 
