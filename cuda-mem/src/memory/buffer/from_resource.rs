@@ -102,12 +102,12 @@ impl Resource {
     #[cold]
     #[track_caller]
     fn ask_again(&self, stream: &Stream, layout: Layout, error: Error) -> Result<CUdeviceptr> {
-        // What another limit refuses no memory of the device helps.
+        // More memory of the device does not help where another limit refuses.
         let is_of_device = error.code().is_some();
         for _ in 0..REPEATS {
             let is_released = deferred::make_room();
-            let helps = || reclaim::helps(&error, self.device, stream, layout.size());
-            let is_reclaimed = is_of_device && helps();
+            let is_reclaimed =
+                is_of_device && reclaim::helps(&error, self.device, stream, layout.size());
             if !is_released && !is_reclaimed {
                 break;
             }
